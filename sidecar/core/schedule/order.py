@@ -8,7 +8,7 @@ from dataclasses import dataclass
 BESIDE_S = 0.2
 """Seconds before the last byte of an upload from which the next one is sent beside it, so that the link does not idle."""
 LATEST = 8
-"""Number of the newest checkpoints among which nodes choose together. After an outage, older ones wait."""
+"""Number of the newest checkpoints among which the nodes choose a common one. After an outage, older ones wait."""
 LEAST_USED = 0.5
 """Minimum share of the link that last parts use if it is what limits them."""
 
@@ -90,11 +90,12 @@ def _chosen_first(order: list[Waiting], newest_sent: int | None) -> list[Waiting
 
 
 def _chosen_by_all(latest: Iterable[Waiting]) -> Waiting | None:
-    """Return the checkpoint that all nodes choose to send next, of the latest ones that none of them has sent; ``None``: none.
+    """Return the checkpoint that all nodes send next, among the newest unsent ones; ``None``: there is none.
 
-    Nodes whose uploads end at different times would each find another checkpoint the newest. If saves come faster than the link
-    takes them, none would be sent by all, and nothing would become durable. So they choose the step that most powers of two
-    divide, which is the same one for all that have it to choose from, and the newest one if there is only one.
+    Nodes end their uploads at different times, so that the newest checkpoint differs between them. If saves come faster than
+    the link takes them, no checkpoint would be sent by all nodes, and none would become durable. So a node goes on with the
+    step whose upload it has begun, and otherwise chooses the step that is divisible by the highest power of two, as all nodes
+    do that have this step among their candidates.
     """
     return max(latest, key=lambda c: (c.begun, _twos(c.step or 0), c.step or 0), default=None)
 
@@ -112,10 +113,10 @@ def superseded(waiting: Iterable[Waiting], *, newest_committed_step: int | None)
 
 
 def waits_for_last_parts(*, left_bytes: int, bytes_per_s: float | None, link_bytes_per_s: float | None) -> bool:
-    """Whether large files wait until other uploads, whose last parts are in flight, are through.
+    """Whether large files of an upload wait until other uploads, whose last parts are in flight, have ended.
 
-    Those uploads would only be later beside others, and with saves more often than the link takes them, the more of them share
-    it, the later is each. Where their connections are slow and leave the link unused, nothing waits.
+    If they shared the link, both would end later; with frequent saves ever more uploads would share it, and each would take
+    longer. If the connections of the last parts are slow and leave the link unused, nothing waits.
 
     Args:
         left_bytes: Bytes not sent yet of uploads that have no further part to start.

@@ -48,7 +48,7 @@ log = structlog.get_logger()
 MAX_POLLS = 64
 """Maximum number of checkpoints that wait for their commit, and of the latest commits that this node knows as its own."""
 BUNDLE_PATIENCE_S = 30.0
-"""Extra seconds for which the commit is left to a node that has written the bundle of the group."""
+"""Extra seconds for which the other nodes of a group leave the commit to the node that has written its bundle."""
 
 
 class _NotYet(Stopped):
@@ -76,7 +76,7 @@ class Committer(Revocation):
         self._equal[checkpoint.name, checkpoint.attempt, checkpoint.save_id] = there.crc64nvme
 
     async def is_still_committed(self, checkpoint: Finished, *, thoroughly: bool) -> bool:
-        """Whether a durable checkpoint still is: late requests of an earlier attempt may have damaged it.
+        """Whether a durable checkpoint is still durable: late requests of an earlier attempt may have damaged it.
 
         Args:
             checkpoint: A checkpoint that this node reported as durable.
@@ -272,7 +272,7 @@ class Committer(Revocation):
     async def _commit(self, checkpoint: Finished, poll: CommitPoll, *, bundles: Sequence[str] = ()) -> Decision:
         """Compare the listing of the objects with all manifests, and commit if nothing is missing."""
         name, attempt, node, asked_s = checkpoint.name, checkpoint.attempt, checkpoint.node, self._clock.monotonic()
-        # At the same time: the question costs no time beside the listing.
+        # Concurrently: then reading the lease takes no extra time.
         listed = self._executor.persistently(self._listing, name)
         listing, reason = await self._executor.together((listed, self.lease.reason_not_to_commit(node, attempt)))
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
@@ -330,7 +330,7 @@ class Committer(Revocation):
         await self._executor.persistently(put, key, encode(commit), only_if_absent=True, before_again=check)
 
     async def _later_attempt(self, checkpoint: Finished, listing: Mapping[str, Object]) -> GiveWay | None:
-        """Return ``GiveWay`` if a later attempt writes the step: two attempts that repair it in turns would never end."""
+        """Return ``GiveWay`` if a later attempt writes the step. Otherwise the two would repair the step in turns for ever."""
         name, ours = checkpoint.name, rfc3339(checkpoint.created_at_s)
         for key in listing:
             attempt = attempt_of(key, name)

@@ -21,7 +21,7 @@ class Outdated(Stopped):
 class OverwriteGuard:
     """Guard of one upload of one checkpoint. All attempts share the keys of its files, so it reads the commit periodically.
 
-    Create it before the caller's first read of the commit: that read replaces the guard's first one.
+    Create it before the caller reads the commit: that read counts as the guard's first one.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class OverwriteGuard:
         caller_reads: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """Guard one upload. ``caller_reads``: the caller reads the commit now; otherwise the guard does at the first pass."""
+        """Guard one upload. ``caller_reads``: the caller reads the commit now; False: the guard does so at the first pass."""
         self._committer = committer
         self._name = name
         self._writing = attempt, save_id
         self._node = node
         self._clock = clock or Clock()
         self.repairs = True
-        """A commit of the same save may be there, whose damaged files are sent. Otherwise one makes the sending outdated."""
+        """The upload repairs a commit of the same save. If False, a commit of the same save makes the upload outdated, too."""
         self._checked_s = self._clock.monotonic() if caller_reads else float("-inf")
         self._checking = asyncio.Lock()
 
     async def pass_through(self, *, asks_now: bool = False) -> None:
-        """Return if this attempt may still write the step. ``asks_now``: the commit is read, however short ago that was done.
+        """Return if this attempt may still write the step. ``asks_now``: read the commit, regardless of ``VALID_S``.
 
         Raises:
             Outdated: It may not.

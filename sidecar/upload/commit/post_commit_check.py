@@ -16,20 +16,20 @@ from sidecar.upload.commit.committer import Committer
 log = structlog.get_logger()
 
 AFTER_S = ((5.0, True), (10.0, False))
-"""Seconds from a commit to its checks, and whether the check is thorough. By then, any other writer of the step has seen the
-commit. The thorough check is the first: if a node revokes the commit, the other nodes notice at the second."""
+"""Seconds from a commit to its checks, and whether each is thorough. By then, every other writer of the step has read the
+commit. The thorough check comes first: if it revokes the commit, the other nodes notice at the second check."""
 LATE_S = ((60.0, True), (65.0, False))
-"""The same for what only late requests damage: a request that was hedged, or given up, may still reach the store by then."""
+"""The same, for damage by late requests: a hedged or abandoned request may reach the store about a minute later."""
 MOST_DOUBLINGS = 4
-"""Maximum number of doublings of the delay before the checks of a checkpoint: one each time that its commit was gone. So
-another attempt that sends the step can finish it."""
+"""Maximum number of doublings of the delay before the checks of a checkpoint. It is doubled each time that the commit was gone,
+so that another attempt that sends the step can finish."""
 REPEATED_S = 300.0
-"""Seconds from one later check to the next: somebody may delete objects in the store, by hand or by a lifecycle rule. Jobs of
-more nodes than this number have longer intervals, so that the store gets one request a second at most."""
+"""Interval in seconds of later checks: an operator or a lifecycle rule may delete objects. A job of more nodes than this number
+has one second for each node instead, so that the store gets at most one request a second."""
 POLL_S = 1.0
 """Interval in seconds at which due checks are started."""
 AGAIN_S = 5.0
-"""Seconds after which a check is repeated that got no answer, or that must not revoke the commit now."""
+"""Seconds until the repetition of a check that failed, or that must not revoke the commit now."""
 
 
 class PostCommitCheck:

@@ -53,7 +53,7 @@ class Sweeper:
             self._note_unfinished(name, error)
 
     def _note_unfinished(self, name: str, error: StoreError) -> None:
-        """Log that uploads were not aborted; a refusal once, since each further commit meets it again."""
+        """Log that uploads were not aborted; a refusal only once, because it recurs at each commit."""
         if isinstance(error, AccessRefused):
             if self._is_refused:
                 return

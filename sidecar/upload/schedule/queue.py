@@ -42,10 +42,10 @@ EndingUpload = tuple[Rank, str]
 
 
 class Wake:
-    """Wakes the uploads that wait for a commit of higher priority.
+    """Wakes all uploads that wait for commits of higher priority.
 
-    The first one that is woken finds the upload that commits next; the others use its result. Hundreds of them would each
-    compare themselves with all others.
+    The first upload that runs after the waking determines which upload commits next; the others reuse the result. Without
+    that, hundreds of uploads would each compare all others.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Queue:
         self._early = early
         self._flush = flush
         self._first: str | None = None
-        """Name of the upload that runs first until another one may preempt it."""
+        """Name of the upload that has the link until another one may preempt it."""
         self._wake = self._woken = Wake()
         """The next waking, and the latest."""
         self._awaited: set[str] = set()
@@ -129,14 +129,16 @@ class Queue:
         return next((name for name, active in self.active.items() if active.is_handed_over), None)
 
     def has_ending_ahead(self, tracked: Tracked, wake: Wake | None = None) -> bool:
-        """Whether an upload of higher priority is ending, and none waits for this one. The first of those is awaited then.
+        """Whether this upload has to wait for the commit of an ending upload of higher priority. Records that one as awaited.
 
-        An upload that is awaited does not wait itself: if saves come faster than the link takes them, each would wait for the
-        next, and none would be committed.
+        An awaited upload does not wait itself. Otherwise, if saves come faster than the link takes them, each upload would wait
+        for the next, and none would be committed.
 
-        ``wake``: what ``upload_ended`` returned just now; ``None``: it has not waited yet.
+        Args:
+            tracked: The checkpoint of this upload.
+            wake: The latest result of ``upload_ended``; ``None``: this upload has not waited yet.
         """
-        # After a further waking, one of those that the first found may have ended, and would not wake this one again.
+        # Only the result of the latest waking is reused: an upload that an earlier one found may have ended since.
         first = self._first_of_ending() if wake is not self._woken else self._woken.first_of_ending(self._first_of_ending)
         own = self._waiting(tracked)
         if first is None or first[0] <= rank(own) or (tracked.name in self._awaited and not own.refused):

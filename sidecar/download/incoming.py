@@ -1,4 +1,4 @@
-"""What downloads have on the volume before they are published, and the space that they take."""
+"""Unpublished downloads on the volume: removal of earlier ones, and the space that one needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTIAL = "partial"
 
 
 def drop_others(volume: Volume, name: str, entries: Sequence[FileEntry]) -> None:
-    """Delete all that earlier downloads left, but for files of the checkpoint ``name`` that are wanted, ``entries``."""
+    """Delete the remains of earlier downloads, except the wanted files (``entries``) of the checkpoint ``name``."""
     incoming, partial = volume.incoming / name, volume.incoming / PARTIAL
     for other, is_folder in volume.incoming.entries():
         if other not in (name, PARTIAL) or not is_folder:
@@ -36,7 +36,7 @@ def drop_others(volume: Volume, name: str, entries: Sequence[FileEntry]) -> None
 
 
 def require_space(volume: Volume, name: str, entries: Sequence[FileEntry]) -> None:
-    """Check that the volume has space for what is missing, before the download takes it from the trainer.
+    """Check that the volume has space for the missing bytes. Otherwise the download would take space from the trainer.
 
     Raises:
         OSError: ``ENOSPC``: it has not; what was downloaded before is deleted.
@@ -52,6 +52,6 @@ def require_space(volume: Volume, name: str, entries: Sequence[FileEntry]) -> No
 
 
 def give_space_back(volume: Volume, name: str) -> None:
-    """Delete what was downloaded of a checkpoint."""
+    """Delete the downloaded files of a checkpoint."""
     for place in (volume.incoming / name, volume.incoming / PARTIAL):
         place.discard()

@@ -1,4 +1,4 @@
-"""Checkpoints on the volume: from which a run can resume without a download, and which a download may replace."""
+"""Checkpoints on the volume: those that a run can resume from without a download, and those that a download may replace."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ log = structlog.get_logger()
 
 
 class LocalCopies:
-    """Selects among the checkpoints of the catalog, and says what may become of them."""
+    """Selects checkpoints of the catalog for a resume, except those that are being deleted from the volume."""
 
     def __init__(self, volume: Volume, catalog: Catalog, reader: StoreReader) -> None:
         self._volume = volume
         self._catalog = catalog
         self._reader = reader
         self._deletions: dict[str, asyncio.Event] = {}
-        """Ends of the deletions that are under way."""
+        """Events of deletions in progress, by name; each is set at the end of its deletion."""
 
     @contextmanager
     def deleting(self, name: str) -> Iterator[None]:
-        """Take note that a checkpoint is deleted from the volume: no request uses it meanwhile."""
+        """Surround the deletion of a checkpoint from the volume: no request uses the checkpoint meanwhile."""
         ended = self._deletions[name] = asyncio.Event()
         try:
             yield
@@ -132,5 +132,5 @@ def step_of_local(tracked: Tracked) -> int:
 
 
 def _lost_its_commit(state: State, checkpoint: Finished) -> bool:
-    """Whether it was downloaded, and the commit is no longer in the store: its files are what they were."""
+    """Whether a downloaded checkpoint is no longer committed in the store. Its files are still valid."""
     return state is State.SUPERSEDED and checkpoint.restored_from is not None

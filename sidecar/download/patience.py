@@ -21,10 +21,11 @@ log = structlog.get_logger()
 
 
 class Refusals:
-    """Refusals of one request. They count only while the store gives out another object of the prefix.
+    """Judge of the refusals of one request. A refusal counts only if the store delivers another object of the prefix.
 
-    Refusals of everything, such as during a change of credentials, never cost a step: they are retried without limit. One
-    refusal beside an answer says little: the credentials may have been corrected between the two.
+    If the store refuses everything, for example during a change of credentials, the request is retried without limit, and no
+    step is passed over. Several refusals have to count: the credentials may have been corrected just before the other object
+    was read.
     """
 
     def __init__(self, store: Store, executor: StoreExecutor, *, patience_s: float) -> None:
@@ -32,12 +33,12 @@ class Refusals:
         self._executor = executor
         self._patience_s = patience_s
         self._alone = 0
-        """Refusals in a row beside each of which the store gave out the other object."""
+        """Number of consecutive refusals that counted."""
         self._since_s = 0.0
         """Time of the first of them, monotonic seconds."""
 
     async def __call__(self, error: AccessRefused) -> bool:
-        """Record a refusal. Returns whether the store gives out the other object.
+        """Record a refusal. Returns whether it counts.
 
         Raises:
             RefusedObject: The time is over.
@@ -88,7 +89,7 @@ class Patience:
         await self._pause(key, str(error))
 
     async def unfit(self, error: Exception) -> None:
-        """Do the same for inconsistent documents that the store does not show to be damaged.
+        """Record documents that contradict each other, and wait until they are to be read again.
 
         Raises:
             UnreadableObject: The time is over.
@@ -97,7 +98,7 @@ class Patience:
         await self._pause("", str(error))
 
     def refusals(self) -> Refusals:
-        """Return what judges the refusals of one request."""
+        """Return a new judge for the refusals of one request."""
         return Refusals(self._store, self._executor, patience_s=self._patience_s)
 
     async def _stat(self, key: str) -> tuple[int, str] | None:

@@ -1,4 +1,4 @@
-"""A commit that the job may be about to write: this node's part is on the volume, and the others may have theirs."""
+"""Commits that the job may be about to write: this node's part is on the volume, and other nodes may have theirs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sidecar.core.format.manifest import Commit
 from sidecar.core.lifecycle.states import PENDING
 
 PATIENCE_S = 15.0
-"""Longest wait of a request for the job to commit its parts, in seconds."""
+"""Longest wait of a resume request for a pending commit, in seconds."""
 POLL_S = 0.5
 
 
 def pending_names(catalog: Catalog) -> list[str]:
-    """Return the names of which a commit is pending, whether or not the store has one already."""
+    """Return the names whose commit may be pending, whether or not the store has an earlier one."""
     parts = [tracked.checkpoint for tracked in catalog.pending() if tracked.checkpoint is not None]
     return [part.name for part in parts if part.node.count > 1 and part.resume_step is not None]
 
@@ -42,10 +42,15 @@ async def changed_commit(
     committed_crc: Callable[[str], Awaitable[str | None]],
     until_s: float,
 ) -> bool:
-    """Wait while a commit is pending. Returns whether something else than ``commit`` is committed now, or nothing.
+    """Wait while a commit is pending. Returns whether the commit of the name has changed, or is gone.
 
-    ``crc``: CRC64NVME of the document of ``commit``. ``committed_crc``: returns that of the present commit of a name; ``None``:
-    there is none. ``until_s``: monotonic seconds.
+    Args:
+        catalog: Checkpoints on the volume.
+        name: The checkpoint.
+        commit: The known commit; ``None``: there was none.
+        crc: CRC64NVME of the document of ``commit``.
+        committed_crc: Returns the CRC64NVME of the present commit of a name; ``None``: there is none.
+        until_s: End of the wait, monotonic seconds.
     """
     now_crc = crc
     while is_pending(catalog, name, commit) and now_crc in (crc, None) and time.monotonic() < until_s:

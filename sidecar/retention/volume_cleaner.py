@@ -45,7 +45,7 @@ class VolumeCleaner:
         self._resume_service = resume_service
         self._local = local
         self._cleaning = asyncio.Lock()
-        """Held for one plan: a second one would count and delete what the first is deleting."""
+        """Held for one plan and its deletions: a second plan would count the same checkpoints."""
         self._refusals: dict[str, int | None] = {}
         """Error numbers of the checkpoints that could not be deleted, by name, as they were logged last."""
 
@@ -99,7 +99,7 @@ class VolumeCleaner:
                         deleted.append(name)
                     else:
                         refused.add(name)
-            if len(refused) == refused_before:  # otherwise others have to make the room that these do not
+            if len(refused) == refused_before:  # otherwise a new plan: other checkpoints have to make the room
                 return deleted
 
     async def _release_pins(self, wanted_bytes: int) -> list[str]:

@@ -61,13 +61,13 @@ _is_awaited: ContextVar[bool] = ContextVar("is_awaited", default=False)
 
 
 Judge = Callable[[AccessRefused], Awaitable[bool]]
-"""Called after each refusal of one request. Returns whether the store gives out others; raises to give the request up."""
+"""Called after each refusal of one request. Returns whether the store delivers other objects; raises to end the retries."""
 _judges: ContextVar[Callable[[], Judge] | None] = ContextVar("judges", default=None)
 
 
 @contextlib.contextmanager
 def refusals_judged(new_judge: Callable[[], Judge]) -> Iterator[None]:
-    """Let a new judge for each end the retries of refused requests that are made inside, also by tasks started inside."""
+    """Judge the refusals of requests made inside, also by tasks started inside: each request has its own judge."""
     before = _judges.set(new_judge)
     try:
         yield

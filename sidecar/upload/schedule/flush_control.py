@@ -178,7 +178,7 @@ class FlushControl:
             self._gates.pop(name).pause_gate.set_paused(False)
 
     def why(self, name: str) -> str:
-        """Return why a checkpoint is not sent first, as a text without numbers, so that the status changes rarely."""
+        """Return why a checkpoint is not sent first. The text has no numbers, so that the status changes rarely."""
         planned = self.plan.get(name) if self.plan is not None else None
         if self.plan is None or planned is None or planned.verdict is Outcome.FITS or planned.done_in_s is None:
             return "a newer checkpoint goes first"

@@ -20,10 +20,10 @@ HANG_THRESHOLD_S = 1.0
 
 
 def exit_if_ranks_hang(session: Session) -> None:
-    """End this process if it still waits for other ranks when the grace period is over. Returns at once.
+    """End this process if it still waits for other ranks at the end of the grace period. Returns at once.
 
-    The connections of a dead rank are closed; those of one that hangs, for example on a volume that does not answer, stay
-    open. Waiting for it would only end in SIGKILL; the newest step that all ranks committed stands.
+    A dead rank's connections are closed, so that collectives fail. A rank that hangs, for example on a volume that does not
+    answer, keeps them open, and waiting for it would end in SIGKILL. The newest committed step remains the one to resume.
     """
     start_thread(threading.Thread(target=_watch_collectives, args=(session,), name="checkpoint-others", daemon=True))
 
@@ -43,7 +43,7 @@ def exit_preempted(session: Session, step: int) -> NoReturn:
     session.outcome = "preempted"
     session.tell_state("preempted", session.base_step + step)
     code = session.settings.preempted_exit_code
-    # A rank that ends early makes its launcher end the others: all wait for the slowest save, but not past the grace period.
+    # If one rank ends, its launcher ends the others. So all ranks wait for the slowest save, within the grace period.
     exit_within(code, within_s=max(EXIT_TIMEOUT_S, session.stop.left_s() - EXIT_TIMEOUT_S))
     with contextlib.suppress(RuntimeError):
         session.join().all_agree(True)

@@ -60,12 +60,12 @@ class StopSignal:
         self._previous: Any = None
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._over: tuple[Any, Any] | None = None
-        """The handler that was installed over this one, and the one below, while training has this one in its place."""
+        """While this handler has replaced one that the script installed later: that one, and the ``_previous`` of before."""
         self._calls_theirs = False
         self.suppressed: BaseException | None = None
-        """What a handler of the script raised during training, where the save goes first."""
+        """Exception of a handler of the script during training. It is raised after the save; ``None``: there is none."""
         self._is_postponed = False
-        """A signal came during training, and the script has no handler."""
+        """A signal came during training, and the script has no handler: it has its usual effect after training."""
         self.is_training = False
         """A signal is only recorded, for ``noticed()`` at the end of a step; otherwise it ends the process."""
         self._has_handled = False
@@ -75,7 +75,7 @@ class StopSignal:
         self._started_s = process_start_s()
         self._polled_s = 0.0
         self._was_absent = False
-        """An earlier poll found no ``.ckpt/terminating``: one that appears is new, whatever a clock that was set says."""
+        """An earlier poll found no ``.ckpt/terminating``: a later file is new, even if the clock was set back."""
         self._notice: bytes | None = None
         """Content of ``.ckpt/terminating`` that is still to be written."""
         self.notice_at_s: float | None = None
@@ -83,7 +83,7 @@ class StopSignal:
         self.on_notice: Callable[[], None] = lambda: None
         """Called once, at the first notice, in any thread or in a signal handler."""
         self.before_exit: Callable[[], None] = lambda: None
-        """Called in the handler where a signal ends the interpreter's exit, whose ``atexit`` functions then do not run."""
+        """Called in the handler if a signal cuts the interpreter's exit short: its ``atexit`` functions do not run then."""
 
     def install(self) -> None:
         """Begin to listen. The previous handler still runs; forked children have it alone."""
@@ -106,18 +106,18 @@ class StopSignal:
         _ask_main_thread(self._take_over)
 
     def end_deferral(self) -> None:
-        """Training has ended: a signal has the effect that the script chose."""
+        """Training has ended: from now on a signal has its usual effect, or that of the script's handler."""
         self.on_notice = lambda: None
         self.is_training = False
         _ask_main_thread(self._hand_back)
 
     @property
     def is_due(self) -> bool:
-        """Whether a signal that came during training has still the effect to get that the script chose."""
+        """Whether a signal during training still has to have its usual effect, or that of the script's handler."""
         return self.suppressed is not None or self._is_postponed
 
     def catch_up(self) -> None:
-        """Give a signal that came during training the effect that the script chose. After ``end_deferral``."""
+        """Let a signal during training have its usual effect, or that of the script's handler. After ``end_deferral``."""
         if self.suppressed is not None:
             _ask_main_thread(functools.partial(_raise, self.suppressed))
         elif self._is_postponed:
@@ -185,8 +185,8 @@ class StopSignal:
 
     def _end_soon(self) -> None:
         self.wait_for_trainers(tell=False)
-        # The main thread may wait in C code for other ranks, where its handler never runs. No timer: since Python 3.12 no
-        # thread starts at the interpreter's exit.
+        # The handler never runs while the main thread waits in C code for other ranks. No timer: since Python 3.12 no thread
+        # can be started at the interpreter's exit.
         time.sleep(_IDLE_EXIT_S / 2)
         handled: list[bool] = []
         main_thread.ask(lambda: handled.append(self._has_handled))
@@ -231,7 +231,7 @@ class StopSignal:
             raise kept(SystemExit(self._exit_code))
 
     def _handle_in_child(self, number: int, frame: FrameType | None) -> None:
-        # Called by a handler of the script over this one, which expects of the one below that it ends the process.
+        # Called by a handler that the script installed later, and which expects the earlier handler to end the process.
         below = self._previous if self._over is None else self._over[1]
         if callable(below):
             below(number, frame)
@@ -282,10 +282,11 @@ class StopSignal:
             self._notice = None
 
     def wait_for_trainers(self, *, tell: bool, ranks: bool = False) -> None:
-        """Wait for processes below this one that train, at most to the end of the grace period: its end may kill them.
+        """Wait for training processes below this one, at most until the grace period ends. The end of this one may kill them.
 
-        ``subprocess.run`` kills its child, the kernel all of a container when PID 1 ends. For children of multiprocessing
-        (``ranks``) the interpreter's exit waits. ``tell``: send SIGTERM to those processes.
+        ``subprocess.run`` kills its child, and the kernel kills all processes of a container when PID 1 ends. The interpreter's
+        exit waits for children of multiprocessing, so ``ranks`` says whether to wait for those here, too. ``tell``: send
+        SIGTERM to the processes.
         """
         self._notice_signal()
         if self.notice_at_s is not None:

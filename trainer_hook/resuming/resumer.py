@@ -75,7 +75,7 @@ class Resumer:
         self._consensus = consensus
         self._volume = settings.dir
         self._refused: set[str] = set()
-        """Checkpoints on the volume whose reason was told."""
+        """Names of checkpoints on the volume whose reason was logged already."""
 
     def choose(self, train_call: int) -> Choice | None:
         """Return the checkpoint that all ranks resume from; ``None``: training starts from scratch.
@@ -89,7 +89,7 @@ class Resumer:
             if self._consensus.all_agree(reason is None):
                 folder = self._volume / answer.checkpoint
                 marker = _marker(folder)
-                # One that the sidecar had downloaded before the request is local to it.
+                # The sidecar calls a checkpoint that it downloaded before the request local.
                 downloaded = answer.source == "local" and contract.META_RESTORED in marker.meta
                 source = "downloaded" if downloaded else answer.source
                 return Choice(answer.checkpoint, folder, answer.meta, source, marker.attempt)
@@ -120,8 +120,7 @@ class Resumer:
         world, marker = self._consensus.world, _marker(folder)
         if contract.META_PARTIAL in marker.meta and marker.world_size != world.size:
             return ["files of other ranks"]
-        files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-        return self._missing(files, rank=world.rank, world_size=world.size, saved_world_size=0)
+        return self._missing(_sizes(folder), rank=world.rank, world_size=world.size, saved_world_size=0)
 
     def fetch(self, name: str) -> str | None:
         """Download a checkpoint on every node. Returns why not all ranks can use it; ``None``: they can."""
@@ -138,7 +137,7 @@ class Resumer:
         share = {"world_size": world.size, "ranks": list(world.ranks)} if apart else None
 
         def is_awaited() -> bool:
-            """Whether its volume is still in use by another pod's sidecar, and nothing on it can be resumed without one."""
+            """Whether a sidecar holds the volume, and nothing on the volume can be resumed without an answer of a sidecar."""
             return lease.sidecar_holds(self._volume) and not self._is_here(name, train_call)
 
         return self._client.resume(
@@ -178,7 +177,7 @@ class Resumer:
         return nothing
 
     def _newest_local(self, train_call: int | None) -> LocalCheckpoint | None:
-        """Return the newest checkpoint on the volume that is whole without those of other nodes, and not in doubt."""
+        """Return the newest whole checkpoint on the volume that has no parts on other nodes, and no reason against it."""
         usable = [
             c
             for c in finished_on(self._volume)
@@ -222,7 +221,7 @@ class Resumer:
     def _incomplete(self, folder: Path) -> str | None:
         world, marker = self._consensus.world, _marker(folder)
         try:
-            files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+            files = _sizes(folder)
             shards = _missing_shards(folder)
         except (OSError, ValueError) as error:
             return f"it cannot be read: {error}"
@@ -241,6 +240,10 @@ def _marker(folder: Path) -> contract.Marker:
         return contract.parse_marker((folder / contract.MARKER).read_bytes(), name=folder.name)
     except (OSError, contract.ContractError):
         return contract.Marker()
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def _missing_shards(folder: Path) -> list[str]:

@@ -59,7 +59,7 @@ class TrainCall:
         if choice is None:
             info("no checkpoint to resume from" + (f": {named.path} is used" if named else ""))
             return None
-        # Of two of one step ours is used: it also tells whether training had ended, and what the step had left unfinished.
+        # At the same step our checkpoint is used: it also records whether training had ended, and an unfinished step.
         if named is not None and named.step > choice.step_in_call:
             info(f"continues from {named.path} (step {named.step}), as the script asks: {choice.name} is not as far")
             return None
@@ -92,12 +92,12 @@ class TrainCall:
         return None
 
     def defer_signals(self) -> None:
-        """From now on SIGTERM waits for the end of a step."""
+        """Defer SIGTERM to the end of a step from now on."""
         self.session.call_runs = True
         self.session.stop.defer()
 
     def begin(self) -> None:
-        """Training begins, after the step that ``Driver.global_step`` says."""
+        """Begin training after step ``Driver.global_step``."""
         self.session.measure = self._progress
         self.monitor.begin(self._driver.global_step)
 
@@ -115,13 +115,13 @@ class TrainCall:
         self.act_on(self.monitor.at_step(self._driver.global_step))
 
     def act_on(self, due: Due) -> None:
-        """Do what the ranks agreed on."""
+        """Stop or note a save, as the ranks agreed."""
         if due.stop:
             self.stop()
         self.request(due.reason)
 
     def request(self, reason: str | None) -> None:
-        """Note that a save is due, at the next ``save_pending``. ``manual`` takes precedence, because somebody waits for it."""
+        """Request a save at the next ``save_pending``. ``manual`` takes precedence: a caller of the API waits for it."""
         if reason == "manual" or self._pending is None:
             self._pending = reason or self._pending
 
@@ -162,7 +162,7 @@ class TrainCall:
         self.saver.save_final(self._driver.global_step)
 
     def end(self) -> None:
-        """The call returns. Raises ``SystemExit``: a rank was given notice meanwhile, or this one after the ranks agreed."""
+        """End the call after training. Raises ``SystemExit``: a rank has got a termination notice meanwhile."""
         session, step = self.session, self._driver.global_step
         if not self.consensus.all_agree(session.stop.notice_at_s is None or not session.settings.jit):
             exit_preempted(session, step)
@@ -172,10 +172,10 @@ class TrainCall:
         session.stop.catch_up()
 
     def failed(self, error: BaseException) -> None:
-        """The call ends with an error. Raises ``SystemExit`` in its place where a signal came meanwhile.
+        """End the call after an error. Raises ``SystemExit`` instead of the error if a signal came meanwhile.
 
-        The error may follow from the signal, which other processes of the container have got, too. A script that catches the
-        error would go on as if no signal had come.
+        The signal may have caused the error, because other processes of the container have got it, too. A script that catches
+        the error would go on as if there had been no signal.
         """
         self.close()
         if isinstance(error, Exception) and self.session.stop.is_due:

@@ -286,13 +286,21 @@ class Committer(Revocation):
         own = next((read for read in reads if read.manifest.node.index == node.index), None)
         if own is not None and not is_of(own.manifest, checkpoint):
             return Reupload({}, "a late request has replaced this node's manifest by an earlier one")
-        manifests, raw = [read.manifest for read in reads], {read.manifest.node.index: read.raw for read in reads}
+        manifests = [read.manifest for read in reads]
         decision = decide(manifests, listing, me=node)
-        if not isinstance(decision, ReadyToCommit):
-            await self._request_reuploads(poll, manifests, listing, etags)
-            if isinstance(decision, Reupload) and decision.reason == GONE:
-                return await self._later_attempt(checkpoint, listing) or decision
-            return decision
+        if isinstance(decision, ReadyToCommit):
+            return await self._commit_parts(checkpoint, poll, reads, listing, asked_s)
+        await self._request_reuploads(poll, manifests, listing, etags)
+        if isinstance(decision, Reupload) and decision.reason == GONE:
+            return await self._later_attempt(checkpoint, listing) or decision
+        return decision
+
+    async def _commit_parts(
+        self, checkpoint: Finished, poll: CommitPoll, reads: Sequence[Read], listing: Mapping[str, Object], asked_s: float
+    ) -> Decision:
+        """Commit the parts of all nodes, unless another node has done so. ``asked_s``: as of ``_write_commit``."""
+        name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
+        manifests, raw = [read.manifest for read in reads], {read.manifest.node.index: read.raw for read in reads}
         commit = commit_of(manifests, raw, committed_at=rfc3339(self._clock.epoch()), epoch=self.epoch_of(checkpoint))
         if has_bundle(node.count):
             await poll.collector.write_bundle(keys.all_manifests(name, attempt), reads)
@@ -307,7 +315,7 @@ class Committer(Revocation):
                 return found
         self._written.append((name, attempt, checkpoint.save_id))
         self._sweeper.committed(checkpoint, manifests, listing)
-        return decision
+        return ReadyToCommit()
 
     async def _write_commit(self, commit: Commit, node: Node, asked_s: float, *, files: int) -> None:
         """Write a commit. ``files``: their number in all manifests. ``asked_s``: when the lease was read, by the clock.

@@ -102,7 +102,7 @@ class Services:
         )
         self.store_reader: Final = StoreReader(self.health)
         self.quarantine: Final = Quarantine(self.volume.journal / "quarantine.json")
-        # Of a checkpoint that was committed again, the finding no longer holds.
+        # A finding about a checkpoint no longer holds once it is committed again.
         self.catalog.observe(lambda t: self.quarantine.committed(t.name, committed_at_s=t.committed_at_s))
         worker = self._request_worker()
         self.resume_service: Final = ResumeService(worker, self.store_reader, enabled=settings.resume != "off")
@@ -118,9 +118,8 @@ class Services:
             quarantine=self.quarantine,
             inventory=self.inventory,
             reader=self.store_reader,
-            make_room=lambda wanted_bytes: self.volume_cleaner.make_room(
-                wanted_bytes
-            ),  # made later: it needs the worker's copies
+            # The cleaner is created later, because it needs the local copies of this worker.
+            make_room=lambda wanted_bytes: self.volume_cleaner.make_room(wanted_bytes),
         )
 
     def _volume_cleaner(self, local: LocalCopies) -> VolumeCleaner:
@@ -133,7 +132,7 @@ class Services:
         )
 
     def _store_cleaner(self) -> StoreCleaner | None:
-        """Return what deletes in the store; ``None``: ``CKPT_KEEP_STORE`` is not set."""
+        """Return the cleaner of the store; ``None``: ``CKPT_KEEP_STORE`` is not set."""
         if self.settings.keep_store is None:
             return None
         retention = StoreRetention(

@@ -37,12 +37,12 @@ class Termination:
         self.current_notice: TerminationNotice | None = None
         self.sigterms = 0
         self.fenced_by: str | None = None
-        """Who has taken the prefix over, as a sentence; ``None``: nobody."""
+        """Sentence that names the later pod of the job that holds the prefix; ``None``: this pod is not fenced."""
         self._observers: list[Callable[[], object]] = []
         self._void: bytes | None = None
-        """A void notice on the volume that could not be deleted."""
+        """Content of a stale or withdrawn notice that may still be on the volume: it does not count."""
         self._taken: bytes | None = None
-        """The notice on the volume that was taken, or is this process's own."""
+        """Content of the notice on the volume that counts already, or that this process wrote."""
         self._absent_s = float("-inf")
         """When the volume was last seen without a notice (monotonic seconds)."""
 
@@ -89,7 +89,7 @@ class Termination:
         try:
             try:
                 place.publish(written := encode_notice(notice))
-            except OSError:  # such as a full volume: an empty file needs no space, and is a notice, too
+            except OSError:  # such as a full volume: an empty file needs no space, and is a valid notice
                 place.publish(written := b"")
             self._taken = written
         except OSError as error:  # the trainer gets its own signal
@@ -105,7 +105,7 @@ class Termination:
     def fenced(self, by: str) -> None:
         """Record that a later pod of the job has taken the prefix over. The trainer is told to stop; no SIGTERM need follow."""
         self.fenced_by = by
-        # Also over an earlier notice: a trainer that started after that one does not believe it.
+        # An earlier notice on the volume is replaced: a trainer that started after it ignores it.
         self._tell_trainer(Notice(rfc3339(time.time()), "fenced"))
         self.notice("fenced", tell_trainer=False)
 
@@ -113,8 +113,8 @@ class Termination:
         """Record that the sidecar got SIGTERM."""
         self.sigterms += 1
         if self.sigterms == 1 and self.deadline.is_within(0.0):
-            self._drop()  # an old notice must not shorten the time of this one
-        self.poll_notice()  # this process may have been too slow to see it: the clock runs since then
+            self._drop()  # an expired notice must not shorten the time of this one
+        self.poll_notice()  # a notice on the volume that was not polled yet is earlier: its time counts
         self._take("sigterm", at_s=None, ends_in_s=None, tell_trainer=tell_trainer)
         self._notify()
 
@@ -139,13 +139,17 @@ class Termination:
         return self.notice(notice.source or "sigterm", at_s=epoch_seconds(notice.at) if notice.at else None)
 
     def clear_stale(self, *, is_first_life: bool, ended_at_s: float | None = None) -> None:
-        """Delete a notice that an earlier process or an earlier pod left: a starting container is not terminating.
+        """Delete a stale notice of an earlier process or pod: a starting container is not terminating.
 
-        This pod's notice still counts until its time is over: the sidecar was restarted in the middle of a flush. A notice that
-        the first process of a pod finds was given to the pod before it, whose grace period does not apply here. One from before
-        ``ended_at_s`` (epoch seconds), when the process before this one had ended in order, was followed: no container starts
-        in a pod that goes. The notice of a fencing stays, because it tells the trainer to stop, but it does not count for this
-        process, which asks the store whether a later pod holds the prefix.
+        A notice is stale if this is the first process of its pod, because it was given to an earlier pod; if its grace period
+        is over; or if the process before this one wrote its exit report after it, because no container starts in a terminating
+        pod. Otherwise it counts: the sidecar was restarted in the middle of a flush. A notice of a fencing from before that
+        report stays, because it tells the trainer to stop, but it does not count here: this process asks the store whether a
+        later pod holds the prefix.
+
+        Args:
+            is_first_life: This is the first sidecar process of the pod.
+            ended_at_s: When the process before this one wrote its exit report, epoch seconds; ``None``: it was killed.
         """
         raw = self._volume.read_small(TERMINATING)
         if raw is None:
@@ -153,8 +157,8 @@ class Termination:
         notice = parse_notice(raw)
         at_s = None if notice.at is None else epoch_seconds(notice.at)
         has_ended = at_s is not None and ended_at_s is not None and at_s <= ended_at_s
-        is_followed = has_ended and notice.source != "fenced"
-        if is_first_life or is_followed or at_s is None or at_s < self._started_at_s - self._grace_s:
+        was_followed = has_ended and notice.source != "fenced"
+        if is_first_life or was_followed or at_s is None or at_s < self._started_at_s - self._grace_s:
             self._void = raw
             self._unlink_notice()
         elif has_ended:  # of a fencing

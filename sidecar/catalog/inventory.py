@@ -76,7 +76,7 @@ class Inventory:
     def unfinished(self, *, trainer_alive: bool) -> dict[str, str]:
         """Return the directories without a marker beyond the newest durable step, with the reason."""
         try:
-            names = [name for name in self._volume.names() if self._volume.marker_signature(name) is None]
+            names = [name for name in self._volume.names() if self._volume.marker_version(name) is None]
         except OSError:
             return {}
         durable = self._catalog.newest_durable_step

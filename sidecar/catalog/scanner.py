@@ -118,10 +118,10 @@ class Scanner:
                 self._try_pin_again(place, error)
 
     async def _admit_or_drop_pin(self, place: Place, pinned: FoundCheckpoint) -> None:
-        version, known = pinned.marker.signature, self._catalog.get(pinned.name)
+        version, known = pinned.marker.version, self._catalog.get(pinned.name)
         if version in self._identity().foreign:  # left as it is: it may be the other run's only copy
             return
-        current = self._volume.look_at_marker(pinned.name)
+        current = self._volume.read_marker_version(pinned.name)
         is_newest = current in (None, version) and (known is None or known.version in (version, UNKNOWN))
         if is_newest and self._volume.pins.holds_its_version(place, pinned):
             self._there_before.add(pinned.name)
@@ -169,7 +169,7 @@ class Scanner:
         foreign = self._identity().foreign
         try:
             return newest_first(
-                name for name in self._volume.names() if foreign and self._volume.marker_signature(name) in foreign
+                name for name in self._volume.names() if foreign and self._volume.marker_version(name) in foreign
             )
         except OSError:
             return []
@@ -189,16 +189,16 @@ class Scanner:
         self._scans += 1
         if self._scans == 1:
             self._there_before |= names
-        signatures = self._signatures(names)
+        versions = self._marker_versions(names)
         for name in newest_first(names, and_final=True):
-            signature = signatures.get(name)
-            if signature is not None and self._seen.get(name) != signature:
+            version = versions.get(name)
+            if version is not None and self._seen.get(name) != version:
                 self._examining = True
                 try:
-                    await self._examine(name, signature)
+                    await self._examine(name, version)
                 finally:
                     self._examining = False
-        for name in [n for n in self._examined() if n not in names or signatures.get(n, "") is None]:
+        for name in [n for n in self._examined() if n not in names or versions.get(n, "") is None]:
             self._disappeared(name)
         if self._earlier_pins:  # last: an error of theirs delays no new checkpoint
             await self._admit_pins()
@@ -208,20 +208,20 @@ class Scanner:
             log.error("volume_not_readable", error=str(error), hint="is the volume still mounted?")
         self.volume_error = str(error)
 
-    def _signatures(self, names: set[str]) -> dict[str, str | None]:
+    def _marker_versions(self, names: set[str]) -> dict[str, str | None]:
         """Return the version of each marker, ``None``: there is none. Left out: those of other runs, and unreadable ones."""
-        signatures: dict[str, str | None] = {}
+        versions: dict[str, str | None] = {}
         foreign = self._identity().foreign
         for name in names:
             try:
-                version = self._volume.look_at_marker(name)
+                version = self._volume.read_marker_version(name)
                 if version not in foreign:
-                    signatures[name] = version
+                    versions[name] = version
             except OSError as error:
                 self._unreadable.add(name, error)
                 if not self._unreadable.is_fresh(name):
                     self._show_unreadable(name, f"whether it has a marker cannot be read: {_why_later(error)}")
-        return signatures
+        return versions
 
     def _show_unreadable(self, name: str, reason: str) -> None:
         if self._catalog.get(name) is None:
@@ -235,7 +235,7 @@ class Scanner:
         self._seen.pop(name, None)
         self._again.add(name)
 
-    async def _examine(self, name: str, signature: str) -> None:
+    async def _examine(self, name: str, version: str) -> None:
         try:
             found = await asyncio.to_thread(self._volume.examine, name)
             if self._is_settled(found):
@@ -243,25 +243,25 @@ class Scanner:
         except FileNotFoundError:  # it is just being deleted
             return
         except CheckpointRejected as error:
-            self._seen[name] = signature
+            self._seen[name] = version
             self._unsettled.pop(name, None)
-            self._reject(name, signature, str(error))
+            self._reject(name, version, str(error))
         except OSError as error:
-            self._examine_later(name, signature, error)
+            self._examine_later(name, version, error)
             return
         self._again.discard(name)
         self._unreadable.clear(name)
 
-    def _examine_later(self, name: str, signature: str, error: OSError) -> None:
+    def _examine_later(self, name: str, version: str, error: OSError) -> None:
         self._unsettled.pop(name, None)
         self._again.discard(name)
         self._unreadable.add(name, error)
         known = self._catalog.get(name)
         if not self._unreadable.is_fresh(name) and known is None:
-            self._reject(name, signature, _why_later(error))
+            self._reject(name, version, _why_later(error))
 
-    def _reject(self, name: str, signature: str, reason: str) -> None:
-        self._catalog.rejected(name, signature, reason, marked_at_s=written_at_s(signature))
+    def _reject(self, name: str, version: str, reason: str) -> None:
+        self._catalog.rejected(name, version, reason, marked_at_s=written_at_s(version))
 
     def _is_settled(self, found: FoundCheckpoint) -> bool:
         """Whether it may be admitted now: its marker is whole, or it has not changed for long enough."""
@@ -279,8 +279,8 @@ class Scanner:
     async def _admit(self, found: FoundCheckpoint) -> None:
         self._unsettled.pop(found.name, None)  # the scan may wait for a checkpoint whose pin is admitted
         known = self._catalog.get(found.name)
-        if known is not None and known.version == found.marker.signature and self._is_admitted(known):
-            self._seen[found.name] = found.marker.signature
+        if known is not None and known.version == found.marker.version and self._is_admitted(known):
+            self._seen[found.name] = found.marker.version
             return
         if known is not None and known.checkpoint is not None:
             await asyncio.to_thread(self._volume.pins.release, known.checkpoint)
@@ -298,16 +298,16 @@ class Scanner:
                 return
             self._catalog.move(self._catalog.finished(checkpoint, held=False), State.LOST, reason=str(error))
         except (ContractError, CheckpointRejected) as error:
-            self._reject(found.name, found.marker.signature, str(error))
+            self._reject(found.name, found.marker.version, str(error))
         else:
             self._catalog.finished(checkpoint, held=pin is None or pin.held)
         # Last: if the volume fails while the files are pinned, the next scan tries again.
-        self._seen[found.name] = found.marker.signature
+        self._seen[found.name] = found.marker.version
         self._there_before.discard(found.name)
 
     def _is_withdrawn(self, name: str) -> bool:
         """Whether the trainer has removed the marker alone, to write the files anew."""
-        return self._volume.look_at_marker(name) is None and (self._volume / name).is_folder()
+        return self._volume.read_marker_version(name) is None and (self._volume / name).is_folder()
 
     def _is_admitted(self, known: Tracked) -> bool:
         """Whether this version is in the catalog and needs no examination: not lost, and not requested again."""

@@ -107,7 +107,7 @@ def ended_waiting(volume: Volume) -> int:
     durable. The exit report on the volume belongs to the other one.
     """
     try:
-        finished = [name for name in volume.names() if volume.look_at_marker(name) is not None]
+        finished = [name for name in volume.names() if volume.read_marker_version(name) is not None]
     except OSError as error:
         finished = [f"the volume cannot be read: {error.strerror}"]
     if not finished:

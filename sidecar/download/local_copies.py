@@ -96,7 +96,7 @@ class LocalCopies:
     def is_replaceable(self, commit: Commit, *, is_chosen: bool) -> bool:
         """Whether a download may replace what the volume has under the commit's name now; see ``may_replace``."""
         known = self._catalog.get(commit.name)
-        is_known = self._volume.marker_signature(commit.name) in (None, known.version if known else None)
+        is_known = self._volume.marker_version(commit.name) in (None, known.version if known else None)
         is_superseded = known is not None and known.state is State.SUPERSEDED
         local = known.checkpoint if known else None
         return is_known and may_replace(local, commit, is_chosen=is_chosen, is_superseded=is_superseded)

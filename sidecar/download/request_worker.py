@@ -260,7 +260,7 @@ class RequestWorker:
         if not self.local.is_replaceable(commit, is_chosen=request.wanted != LATEST):
             raise CheckpointChanged(name)
         source = "local"
-        if not (self._volume.marker_signature(name) and await reader.is_local(offer, self._node)):
+        if not (self._volume.marker_version(name) and await reader.is_local(offer, self._node)):
             source = "store"
             is_beside_trainer = request.asked_by is AskedBy.PERSON or request.is_unattended
             if is_beside_trainer and not await self.local.is_free_beside_trainer(name):

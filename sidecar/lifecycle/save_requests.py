@@ -139,7 +139,7 @@ class SaveRequests:
     def _known(self, name: str) -> Tracked | None:
         """Return a checkpoint in the version that is on the volume; ``None``: it was not examined yet."""
         tracked = self._catalog.get(name)
-        is_present = tracked is not None and self._volume.marker_signature(name) in (None, tracked.version)
+        is_present = tracked is not None and self._volume.marker_version(name) in (None, tracked.version)
         return tracked if is_present else None
 
     def _read_answer(self, save: SaveRequest) -> None:

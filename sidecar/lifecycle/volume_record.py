@@ -31,7 +31,7 @@ def begin(volume: Volume, me: VolumeRun) -> frozenset[str]:
             log.warning("runs_not_written", path=RUNS, error=error.strerror)
     foreign = frozenset().union(*(run.versions for run in runs[1:]))
     if foreign:
-        names = [name for name in volume.names() if volume.marker_signature(name) in foreign]
+        names = [name for name in volume.names() if volume.marker_version(name) in foreign]
         log.warning(
             "checkpoints_of_another_run",
             checkpoints=names[:SHOWN],

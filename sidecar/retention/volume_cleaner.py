@@ -156,7 +156,7 @@ class VolumeCleaner:
         return True
 
     def _is_there(self, name: str, version: str) -> bool:
-        return self._volume.marker_signature(name) == version
+        return self._volume.marker_version(name) == version
 
     def _kept(self, tracked: Tracked, refused: Collection[str]) -> Kept:
         checkpoint = tracked.checkpoint

@@ -182,7 +182,7 @@ class VolumeVersions:
     def has_no_marker(self, name: str) -> bool:
         """As ``Versions``."""
         try:
-            return self._volume.look_at_marker(name) is None
+            return self._volume.read_marker_version(name) is None
         except OSError:  # the volume failed: the marker is read again later
             return False
 

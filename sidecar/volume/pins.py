@@ -144,7 +144,7 @@ class Pins:
         The marker in a pin is a link: ``echo {} > .complete`` rewrites it there, too, and the pin's other files are then
         those of the version before.
         """
-        return place.name == held_as(found.name, found.marker.signature)
+        return place.name == held_as(found.name, found.marker.version)
 
     def drop(self, place: Place) -> None:
         """Remove a pin. It is renamed first, so that a kill in the middle leaves nothing that looks complete."""

@@ -17,7 +17,7 @@ from sidecar.volume.files import DENIED, PERMANENT_ERRORS, is_as_seen, read_smal
 from sidecar.volume.leases import held_leases
 from sidecar.volume.opener import Folder, Place
 from sidecar.volume.pins import Pins, held_as
-from sidecar.volume.walk import examine, newest_mtime, signature
+from sidecar.volume.walk import examine, newest_mtime, version_at
 from trainer_hook.contract import INCOMING, JOURNAL, LEASES, MARKER, PINS, SYSTEM_DIR, is_checkpoint_name
 
 log = structlog.get_logger()
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 MOST_REFUSED = 100
 """Maximum number of refused paths in the log."""
 ANOTHER_MOUNT = "on-another-mount-0"
-"""Version of the marker of a directory on another mount, in the form of a ``signature``: examining it gives the reason."""
+"""Version of the marker of a directory on another mount, in the form of a marker's: examining it gives the reason."""
 EARLY = "early"
 """Substitute for the version of an unfinished checkpoint, in the name of its journal."""
 
@@ -113,14 +113,14 @@ class Volume:
         self._folder.refresh()
         return [name for name, is_folder in (self / "").entries() if is_folder and is_checkpoint_name(name)]
 
-    def marker_signature(self, name: str) -> str | None:
+    def marker_version(self, name: str) -> str | None:
         """Return the version of a checkpoint's marker, or ``None`` if there is none, or it cannot be read now."""
         try:
-            return self.look_at_marker(name)
+            return self.read_marker_version(name)
         except OSError:
             return None
 
-    def look_at_marker(self, name: str) -> str | None:
+    def read_marker_version(self, name: str) -> str | None:
         """Return the version of a checkpoint's marker, ``None`` only if there is none.
 
         For a directory on another mount this is ``ANOTHER_MOUNT``; ``examine`` then raises the reason.
@@ -129,7 +129,7 @@ class Volume:
             OSError: The volume failed, or this user may not look there; there may be a marker.
         """
         try:
-            return signature((self / name / MARKER).status())
+            return version_at((self / name / MARKER).status())
         except OSError as error:
             if error.errno not in PERMANENT_ERRORS:
                 raise
@@ -158,7 +158,7 @@ class Volume:
         found = []
         for folder in [self / name for name in self.names()] + self.pins.of_earlier_process():
             try:
-                found.append(signature((folder / MARKER).status()))
+                found.append(version_at((folder / MARKER).status()))
             except OSError as error:
                 if error.errno != errno.ENOENT and error.errno not in PERMANENT_ERRORS | DENIED:
                     transient.append(error)
@@ -176,7 +176,7 @@ class Volume:
 
     def is_unchanged(self, checkpoint: Finished) -> bool:
         """Whether a checkpoint's directory still has the same marker and exactly the finished files."""
-        if self.marker_signature(checkpoint.name) != checkpoint.version:
+        if self.marker_version(checkpoint.name) != checkpoint.version:
             return False
         try:
             files = {file.path: file for file in checkpoint.files}
@@ -211,7 +211,7 @@ class Volume:
             name, held_by = journal_of(place.name), place.name.removesuffix(".jsonl")
             if place.name.endswith(f"@{EARLY}.jsonl"):  # early uploads handle their own
                 continue
-            current = self.look_at_marker(name)
+            current = self.read_marker_version(name)
             if not (self / PINS / held_by).is_folder() and (current is None or held_by != held_as(name, current)):
                 place.discard()
 
@@ -221,7 +221,7 @@ class Volume:
             inode = (self / name).status().st_ino
         except OSError:
             return None
-        return inode, newest_mtime(self / name), self.marker_signature(name)
+        return inode, newest_mtime(self / name), self.marker_version(name)
 
     def put_in_place(self, incoming: Place, name: str, *, replacing: tuple[int, float, str | None] | None) -> Path:
         """Rename a complete directory to its name on the volume.
@@ -289,7 +289,7 @@ class Volume:
 
     def unfinished(self) -> dict[str, float]:
         """Return the time of the last write (epoch seconds) of each checkpoint without a marker, by name."""
-        return {name: newest_mtime(self / name) for name in self.names() if self.marker_signature(name) is None}
+        return {name: newest_mtime(self / name) for name in self.names() if self.marker_version(name) is None}
 
 
 def journal_of(file_name: str) -> str:

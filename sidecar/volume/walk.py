@@ -41,7 +41,7 @@ def examine(place: Place, name: str) -> FoundCheckpoint:
 
 def _examine(place: Place, name: str, refusals: Refusals) -> FoundCheckpoint:
     content, status = read_small(place / MARKER)
-    marker = FoundMarker(content, signature(status), status.st_mtime_ns, status.st_ctime_ns)
+    marker = FoundMarker(content, version_at(status), status.st_mtime_ns, status.st_ctime_ns)
     if (kind := refusals.kind_of(status)) is not None:
         raise CheckpointRejected(f"{MARKER} is a {kind}: write a file of its own")
     folders = [place]
@@ -77,13 +77,13 @@ def walk_files(
     return tuple(files), tuple(sorted(irregular))
 
 
-def signature(status: os.stat_result) -> str:
-    """Return an identifier of a file's version."""
+def version_at(status: os.stat_result) -> str:
+    """Return the version of a file: it changes when the file is written or replaced."""
     return version_of(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def written_at_s(version: str) -> float:
-    """Return when a file of this ``signature`` was written, in epoch seconds."""
+    """Return when a file of this version was written, in epoch seconds."""
     return int(version.rpartition("-")[2], 16) / 1e9
 
 

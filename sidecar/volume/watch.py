@@ -92,7 +92,7 @@ class Hints:
         """Watch the files of checkpoints, unless they are finished, or watched already."""
         for name in names:
             is_wanted = name not in self._followed and is_checkpoint_name(name) and len(self._followed) < MOST_FOLLOWED
-            if is_wanted and self._fd is not None and self._volume.marker_signature(name) is None:
+            if is_wanted and self._fd is not None and self._volume.marker_version(name) is None:
                 self._followed.add(name)
                 if not self._watch_tree(name, name):
                     self._followed.discard(name)

@@ -31,7 +31,7 @@ def volume(tmp_path: Path) -> Volume:
 
 
 def version(volume: Volume, name: str) -> str:
-    found = volume.marker_signature(name)
+    found = volume.marker_version(name)
     assert found
     return found
 

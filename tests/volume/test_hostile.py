@@ -223,7 +223,7 @@ def test_a_volume_that_is_exchanged_for_a_link_is_away(volume: Volume, outside: 
     for look in (volume.names, volume.free_bytes):
         with pytest.raises(OSError, match="link on a volume"):
             look()
-    assert volume.marker_signature("checkpoint-1") is None
+    assert volume.marker_version("checkpoint-1") is None
     volume.delete("checkpoint-1")
     assert (outside / "checkpoint-1/model").exists()
     volume.root.unlink()
@@ -308,7 +308,7 @@ def test_what_lies_on_another_mount_is_refused_with_the_reason(volume: Volume, o
                 pytest.skip("mounting needs root")
             mounted.append(target)
         for name in ("checkpoint-1", "checkpoint-2"):
-            assert volume.look_at_marker(name) is not None
+            assert volume.read_marker_version(name) is not None
             with pytest.raises(CheckpointRejected, match="on another mount; a checkpoint lies on the shared volume alone"):
                 volume.examine(name)
     finally:

@@ -53,10 +53,10 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class FoundMarker:
-    """A marker. ``signature`` identifies this version: it changes when the marker is written again."""
+    """A marker. Its ``version`` changes when the marker is written again."""
 
     content: bytes
-    signature: str
+    version: str
     mtime_ns: int
     changed_ns: int = field(default=0, compare=False)
     """Time of the last change of its inode: of the write, or of the rename to its name."""
@@ -188,7 +188,7 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
     step = marker.step if marker.step is not None else step_of(found.name)
     return Finished(
         name=found.name,
-        version=found.marker.signature,
+        version=found.marker.version,
         step=step,
         reason=marker.reason or ("final" if found.name == FINAL else None),
         attempt=marker.attempt or identity.attempt,
@@ -201,7 +201,7 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
         save_id=marker.save_id,
         marked_at_s=found.marker.mtime_s,
         names_attempt=marker.attempt is not None,
-        is_inherited=found.marker.signature in identity.inherited,
+        is_inherited=found.marker.version in identity.inherited,
     )
 
 

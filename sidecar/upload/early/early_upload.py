@@ -196,7 +196,7 @@ class EarlyUploads:
 
     async def _poll(self, watchers: asyncio.TaskGroup) -> None:
         names = await asyncio.to_thread(self._volume.names)
-        unfinished = [name for name in names if self._volume.marker_signature(name) is None]
+        unfinished = [name for name in names if self._volume.marker_version(name) is None]
         finished, growing = set(names) - set(unfinished), set(filter(self._is_new, unfinished))
         self._hints.follow(*growing)
         self._hints.forget(*(set(names) - growing))
@@ -204,7 +204,7 @@ class EarlyUploads:
         self._inherited -= unwanted
         for name in (unwanted | growing) - self._known.keys():
             begun = await self._begin(name)
-            if name in unwanted or self._volume.marker_signature(name) is None:  # otherwise it was handed over meanwhile
+            if name in unwanted or self._volume.marker_version(name) is None:  # otherwise it was handed over meanwhile
                 self._known[name] = begun
         for early in list(self._known.values()):
             if early.name in growing:
@@ -221,7 +221,7 @@ class EarlyUploads:
         tracked = self._context.catalog.get(name)
         if tracked is not None and tracked.state in WANTED:  # also if only its pin exists
             return True
-        return is_finished and (tracked is None or tracked.version != self._volume.marker_signature(name))
+        return is_finished and (tracked is None or tracked.version != self._volume.marker_version(name))
 
     def _is_new(self, name: str) -> bool:
         """Whether no finished version needs its objects in the store: neither an earlier version of it nor a newer step."""

@@ -38,7 +38,7 @@ def found(
     mtime_ns: int = 1_000_500_000_000,
 ) -> FoundCheckpoint:
     content = marker if isinstance(marker, bytes) else json.dumps(marker).encode()
-    return FoundCheckpoint(name, files, irregular, FoundMarker(content, "signature", mtime_ns))
+    return FoundCheckpoint(name, files, irregular, FoundMarker(content, "version", mtime_ns))
 
 
 def refusal(checkpoint: FoundCheckpoint, identity: Identity = HERE) -> str:
@@ -88,7 +88,7 @@ def test_an_empty_marker_is_filled_in_from_name_environment_and_directory() -> N
     judged = judge(found(b""), HERE)
     assert judged == Finished(
         name="checkpoint-20",
-        version="signature",
+        version="version",
         step=20,
         reason=None,
         attempt="pod-uid",

@@ -15,7 +15,7 @@ import structlog
 from sidecar.catalog.events import Events
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.commit.retention import Deletion, StorePlan, plan_store_deletion, surplus_steps
-from sidecar.core.commit.training_line import Committed, origin_of, present_line, train_call_of
+from sidecar.core.commit.training_line import Committed, origin_of, present_line
 from sidecar.core.format import keys
 from sidecar.errors import UnusableNow
 from sidecar.lifecycle.lease import Lease
@@ -25,7 +25,7 @@ from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import SPARE_THREADS, StoreExecutor
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
 from sidecar.upload.commit.revocation import Justified, Revocation
-from trainer_hook.contract import step_of
+from trainer_hook.contract import step_of, train_call_of
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from sidecar.download.resume_service import ResumeService
 from sidecar.retention.store_retention import IN_USE
 from sidecar.tasks import within
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
+from trainer_hook.contract import is_script_owned
 
 log = structlog.get_logger()
 
@@ -83,7 +83,8 @@ class VolumeCleaner:
         refused: set[str] = set()
         while True:
             refused_before = len(refused)
-            durable = [t for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
+            committed = [t for t in self._catalog.all() if t.state is State.COMMITTED]
+            durable = [t for t in committed if not (t.checkpoint and is_script_owned(t.checkpoint.meta))]
             versions = {t.name: t.version for t in durable if t.name not in deleted}
             plan = plan_local_deletion(
                 [self._kept(t, refused) for t in durable if t.name in versions],
@@ -164,8 +165,3 @@ class VolumeCleaner:
         protected = IN_USE if self._resume_service.is_in_use(tracked.name) else None
         protected = "it cannot be deleted" if tracked.name in refused else protected
         return Kept(tracked.name, checkpoint.resume_step, checkpoint.size_bytes, protected)
-
-
-def _is_scripts(tracked: Tracked) -> bool:
-    """Whether the training script rotates the checkpoint itself: such ones are neither counted nor deleted."""
-    return tracked.checkpoint is not None and tracked.checkpoint.meta.get(META_OWNER) == SCRIPT_OWNED

@@ -17,7 +17,9 @@ from trainer_hook.contract.marker import Marker as Marker
 from trainer_hook.contract.marker import Node as Node
 from trainer_hook.contract.marker import encode_marker as encode_marker
 from trainer_hook.contract.marker import is_of_boot as is_of_boot
+from trainer_hook.contract.marker import is_script_owned as is_script_owned
 from trainer_hook.contract.marker import parse_marker as parse_marker
+from trainer_hook.contract.marker import train_call_of as train_call_of
 from trainer_hook.contract.marker import version_of as version_of
 from trainer_hook.contract.names import ANSWER as ANSWER
 from trainer_hook.contract.names import API_SOCKET as API_SOCKET

@@ -14,9 +14,12 @@ from trainer_hook.contract.names import (
     MAX_META_BYTES,
     MAX_META_DEPTH,
     MAX_NODES,
+    META_OWNER,
     META_RESTORED,
     META_RESTORED_BOOT,
+    META_TRAIN_CALL,
     REASONS,
+    SCRIPT_OWNED,
     ContractError,
     check_id,
     check_path,
@@ -159,6 +162,17 @@ def _files(fields: Mapping[str, Any]) -> tuple[ListedFile, ...] | None:
 def version_of(inode: int, size_bytes: int, mtime_ns: int) -> str:
     """Return the version of a file such as a marker: writing it again changes it."""
     return f"{inode:x}-{size_bytes:x}-{mtime_ns:x}"
+
+
+def train_call_of(meta: Mapping[str, Any]) -> int:
+    """Return which ``train()`` call wrote ``meta``; 0: the first, or not recorded; -1: malformed."""
+    said = meta.get(META_TRAIN_CALL, 0)
+    return said if isinstance(said, int) else -1
+
+
+def is_script_owned(meta: Mapping[str, Any]) -> bool:
+    """Whether the training script itself rotates the checkpoint: neither the hook nor the sidecar deletes it."""
+    return meta.get(META_OWNER) == SCRIPT_OWNED
 
 
 def is_of_boot(meta: Mapping[str, Any], boot: str) -> bool:

@@ -113,7 +113,7 @@ class Resumer:
         if not self._consensus.all_agree(there):
             return None
         marker = _marker(path)
-        return path if self._consensus.all_agree(marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call) else None
+        return path if self._consensus.all_agree(contract.train_call_of(marker.meta) == train_call) else None
 
     def lacks(self, folder: Path) -> list[str]:
         """Return what a folder that the script names lacks, besides random state."""
@@ -184,7 +184,7 @@ class Resumer:
             if contract.step_of(c.name) is not None
             and contract.META_PARTIAL not in c.marker.meta
             and (c.marker.node is None or c.marker.node.count == 1)
-            and c.marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call
+            and contract.train_call_of(c.marker.meta) == train_call
         ]
         others = of_other_runs(self._volume)
         for newest in sorted(usable, key=lambda c: contract.step_of(c.name) or 0, reverse=True):

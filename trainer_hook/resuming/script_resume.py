@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
+from trainer_hook.contract import is_script_owned
 from trainer_hook.process.client import Client, SidecarAbsent
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.progress_bar import bar
@@ -40,7 +40,7 @@ def await_download() -> None:
         warn(f"{absent}: the script sees the checkpoints that are on the volume")
         return
     if answer.checkpoint is not None:
-        if answer.meta.get(META_OWNER) == SCRIPT_OWNED:
+        if is_script_owned(answer.meta):
             info(f"{answer.checkpoint}, which the script saved, is on the volume")
         return
     if not answer.known:
@@ -52,4 +52,4 @@ def await_download() -> None:
 
 def _may_be_scripts(progress: Mapping[str, Any]) -> bool:
     """Whether a request may end with a checkpoint that a script saved by itself, as far as it has come."""
-    return progress.get("state") != "downloading" or (progress.get("meta") or {}).get(META_OWNER) == SCRIPT_OWNED
+    return progress.get("state") != "downloading" or is_script_owned(progress.get("meta") or {})

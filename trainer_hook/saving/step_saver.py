@@ -338,7 +338,7 @@ class StepSaver:
         own = [
             c
             for c in finished_on(self._volume)
-            if c.marker.meta.get(contract.META_OWNER) != contract.SCRIPT_OWNED and not is_among(others, self._volume / c.name)
+            if not contract.is_script_owned(c.marker.meta) and not is_among(others, self._volume / c.name)
         ]
         saves = {at: c.marker.attempt for c in own if (at := contract.step_of(c.name)) is not None}
         resumed_step = (session.origin or {}).get("step")

@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.core.commit.training_line import train_call_of
 from sidecar.core.format import checksum
 from sidecar.core.format.attempts import began_later
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from sidecar.core.format.obstacles import contradiction
 from sidecar.core.format.rank_layout import Share, left_out, private_files
-from trainer_hook.contract import FINAL, ContractError, Node, is_of_boot, rfc3339, step_of
+from trainer_hook.contract import FINAL, ContractError, Node, is_of_boot, rfc3339, step_of, train_call_of
 
 
 class MissingObject(ContractError):

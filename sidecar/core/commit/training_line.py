@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.format.attempts import Began, began, seconds, was_later
-from trainer_hook.contract import META_RESUMED_FROM, META_TRAIN_CALL
+from trainer_hook.contract import META_RESUMED_FROM
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,6 @@ class Committed:
     """Epoch of the prefix under which it was written; ``None``: unknown."""
     train_call: int = 0
     """Which ``train()`` call wrote it, from 0."""
-
-
-def train_call_of(meta: Mapping[str, Any]) -> int:
-    """Return which ``train()`` call wrote ``meta``; 0: the first, or not recorded; -1: malformed."""
-    said = meta.get(META_TRAIN_CALL, 0)
-    return said if isinstance(said, int) else -1
 
 
 def origin_of(meta: Mapping[str, Any]) -> Origin | None:

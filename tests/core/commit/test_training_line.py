@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.commit import training_line
-from sidecar.core.commit.training_line import Committed, Origin, origin_of, present_line, train_call_of
+from sidecar.core.commit.training_line import Committed, Origin, origin_of, present_line
 from trainer_hook.contract import rfc3339
 
 
@@ -124,10 +124,6 @@ def test_an_origin_is_read() -> None:
     assert origin_of({"resumed_from": {"step": 200}}) == Origin(200, None)
     assert origin_of({"resumed_from": {"step": 0}}) == Origin(0, None)
     assert origin_of({"resumed_from": {"step": True}}) is None
-
-
-def test_a_train_call_is_read() -> None:
-    assert [train_call_of(meta) for meta in ({}, {"train_call": 0}, {"train_call": 2}, {"train_call": "2"})] == [0, 0, 2, -1]
 
 
 @given(histories(), st.randoms(use_true_random=False))

@@ -21,7 +21,9 @@ from trainer_hook.contract import (
     Node,
     encode_marker,
     is_of_boot,
+    is_script_owned,
     parse_marker,
+    train_call_of,
 )
 from trainer_hook.contract.names import MAX_META_BYTES, MAX_META_DEPTH, MAX_NODES
 
@@ -257,3 +259,12 @@ def test_a_number_that_is_rounded_beyond_its_limit_is_refused(seconds: int) -> N
 )
 def test_a_download_is_of_the_run_of_the_kernel_that_it_records(recorded: str | None, present: str, is_same: bool) -> None:
     assert is_of_boot({} if recorded is None else {META_RESTORED_BOOT: recorded}, present) is is_same
+
+
+def test_a_train_call_is_read() -> None:
+    assert [train_call_of(meta) for meta in ({}, {"train_call": 0}, {"train_call": 2}, {"train_call": "2"})] == [0, 0, 2, -1]
+
+
+@pytest.mark.parametrize(("owner", "is_script"), [("script", True), ("hook", False), (None, False)])
+def test_a_script_owns_the_checkpoints_that_it_rotates_itself(owner: str | None, is_script: bool) -> None:
+    assert is_script_owned({} if owner is None else {"owner": owner}) is is_script

@@ -15,11 +15,11 @@ from sidecar.lifecycle.run_document import UNREADABLE_PAUSE_S, UNREADABLE_TRIES
 log = structlog.get_logger()
 
 TICK_S = 1.0
-"""Interval in seconds of looks at ``run.json``."""
+"""Interval in seconds at which ``run.json`` is read."""
 ASK_AGAIN_S = SILENCE_S / 2
 """Seconds after which a holder that is silent is asked again: its answer to an earlier request may have removed this one."""
 MOST_ROUND_S = 2 * TICK_S
-"""Most seconds of silence that one look counts, however long the store needed to answer it."""
+"""Maximum seconds of silence that one reading counts, even if the answer of the store took longer."""
 UPLOAD_S = 2.0
 """Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
 
@@ -30,7 +30,7 @@ class HolderWatch:
     def __init__(self, lease: PrefixLease) -> None:
         self._lease, self._documents = lease, lease.documents
         self._executor, self._deadline, self._clock = lease.executor, lease.deadline, lease.clock
-        self._look_s = 0.0
+        self._read_s = 0.0
         """Longest time of a read of ``run.json`` in seconds."""
         self._silent: Run | None = None
         """The run whose holder has been silent for ``SILENCE_S`` after a request."""
@@ -46,7 +46,7 @@ class HolderWatch:
         Raises:
             UnreadableRun: ``run.json`` is not this system's any more.
         """
-        first = run = await self.look()
+        first = run = await self.read_run()
         began_s = seen_s = self._clock.monotonic()
         own_until_s: float | None = None
         while True:
@@ -56,14 +56,14 @@ class HolderWatch:
             if own_until_s is not None and now_s >= own_until_s:
                 break
             watched_s, silent_s = now_s - began_s, now_s - seen_s
-            me, look_s = self._lease.holder.name, self._look_s
+            me, look_s = self._lease.holder.name, self._read_s
             if not waits_for_ending(first, run, me=me, watched_s=watched_s, silent_s=silent_s, look_s=look_s):
                 break
             if self.waits_for is None:
                 self.waits_for = f"an earlier pod of this job ({run.holder}) is terminating and may still commit"
                 log.info("waits_for_earlier_pod", holder=run.holder, at_most_s=run.ends_in_s)
             await self._clock.sleep(TICK_S)
-            before, run = run, await self.look()
+            before, run = run, await self.read_run()
             seen_s = seen_s if run.beat == before.beat else self._clock.monotonic()
         if self.waits_for is not None:
             log.info("earlier_pod_ended", holder=run.holder, waited_s=round(self._clock.monotonic() - began_s, 1))
@@ -76,7 +76,7 @@ class HolderWatch:
             ``OURS``: it is dead, or of the job. ``TWO_AT_ONCE``: it is alive. ``WATCH``: this pod is told to end, and its time
             is too short to know it.
         """
-        first = run = await self.look()
+        first = run = await self.read_run()
         began_s: float | None = None
         asks = 0
         while True:
@@ -92,7 +92,7 @@ class HolderWatch:
                 asks, began_s = asks + 1, self._clock.monotonic() - watched_s
             round_s = self._clock.monotonic()
             await self._clock.sleep(TICK_S)
-            run = await self.look()
+            run = await self.read_run()
             # While the store answers nobody, a holder cannot give a sign.
             began_s += max(0.0, self._clock.monotonic() - round_s - MOST_ROUND_S)
         self.waits_for = None
@@ -103,11 +103,11 @@ class HolderWatch:
 
     async def was_silent(self) -> bool:
         """Whether the holder is the one that ``ownership`` found silent, and has given no sign of life since."""
-        return await self.look() == self._silent
+        return await self.read_run() == self._silent
 
     async def is_silent(self) -> bool:
         """Whether the holder gives no sign of life on request; also ``False`` if this pod's time is too short to know it."""
-        first = await self.look()
+        first = await self.read_run()
         if first == self._silent:
             return True
         if self._deadline.is_within(SILENCE_S + UPLOAD_S):
@@ -116,14 +116,14 @@ class HolderWatch:
             if tick % round(ASK_AGAIN_S / TICK_S) == 0:
                 await self._ask()
             await self._clock.sleep(TICK_S)
-            if gave_sign(first, await self.look()):
+            if gave_sign(first, await self.read_run()):
                 return False
         return True
 
     async def _ask(self) -> None:
         await self._executor.persistently(self._documents.ask, self._lease.holder.name)
 
-    async def look(self) -> Run:
+    async def read_run(self) -> Run:
         """Return the run in the store, at the second or third try if the document cannot be read.
 
         Raises:
@@ -131,12 +131,12 @@ class HolderWatch:
         """
         for _ in range(UNREADABLE_TRIES - 1):
             with contextlib.suppress(UnreadableRun):  # perhaps damaged in transit, or about to be written again by its holder
-                return await self._timed_look()
+                return await self._timed_read()
             await self._clock.sleep(UNREADABLE_PAUSE_S)
-        return await self._timed_look()
+        return await self._timed_read()
 
-    async def _timed_look(self) -> Run:
+    async def _timed_read(self) -> Run:
         began_s = self._clock.monotonic()
-        run = await self._executor.persistently(self._documents.look)
-        self._look_s = max(self._look_s, self._clock.monotonic() - began_s)
+        run = await self._executor.persistently(self._documents.read_run)
+        self._read_s = max(self._read_s, self._clock.monotonic() - began_s)
         return run

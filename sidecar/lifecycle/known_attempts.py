@@ -32,7 +32,7 @@ class KnownAttempts:
         """Return the run with an attempt that this pod, as the holder, declares its own."""
         return with_attempt(run, attempt, self._seen())
 
-    def left_for(self, attempt: str) -> str | None:
+    def later_attempt_than(self, attempt: str) -> str | None:
         """Return a later declared attempt of this node, for which it has left an attempt that was never declared."""
         seen = self._seen()
         return next((known for known in self.epochs if began_after(known, attempt, seen)), None)
@@ -42,5 +42,7 @@ class KnownAttempts:
 
     def awaits_declaration(self, run: Run, attempt: str, *, claimed_epoch: int = 0) -> str | None:
         """Do as ``prefix_ownership.awaits_declaration``, with what this pod knows of the attempt."""
-        known_epoch, is_left = self.epochs.get(attempt), self.left_for(attempt) is not None
-        return awaits_declaration(run, claimed_epoch=claimed_epoch, attempt=attempt, known_epoch=known_epoch, is_left=is_left)
+        known_epoch, has_later = self.epochs.get(attempt), self.later_attempt_than(attempt) is not None
+        return awaits_declaration(
+            run, claimed_epoch=claimed_epoch, attempt=attempt, known_epoch=known_epoch, has_later=has_later
+        )

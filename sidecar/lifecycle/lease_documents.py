@@ -31,7 +31,7 @@ class LeaseDocuments:
         self.is_missing = False
         """Whether ``run.json`` was deleted or damaged, so that the holder has to write it again."""
 
-    def look(self, *, repairs: bool = False) -> Run:
+    def read_run(self, *, repairs: bool = False) -> Run:
         """Return the run in the store; if it was deleted, the last known one, which the holder then writes again.
 
         ``repairs``: treat a document that cannot be read as a deleted one. Only for the holder, which proved with its claim

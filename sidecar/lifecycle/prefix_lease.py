@@ -106,10 +106,10 @@ class PrefixLease:
         if attempt in self.attempts.epochs or (node.count == 1 and (self.claim is not None or claims_nothing)):
             return None
         async with self.writes:
-            run = await self.executor.once(self.look)
+            run = await self.executor.once(self.read_run)
             reason = self._refusal(run, node, attempt, until_declared=until_declared)
             if reason is not None:
-                if node.index > 0 and (later := self.attempts.left_for(attempt)) is not None:
+                if node.index > 0 and (later := self.attempts.later_attempt_than(attempt)) is not None:
                     raise Fenced(f"node 0 never declared attempt {attempt}, and this node has left it for {later}")
                 return reason
             if node.count == 1:
@@ -141,7 +141,7 @@ class PrefixLease:
         if self.claim is not None:
             await self.require_highest_claim()
         elif node.index > 0 and attempt is not None:  # only node 0 has a claim; the others go by the attempts that it declares
-            run = await self.executor.persistently(self.look)
+            run = await self.executor.persistently(self.read_run)
             reason = self._refusal(run, node, attempt)
             if reason is not None and (waits := self.attempts.awaits_declaration(run, attempt)) is not None:
                 raise Undeclared(waits)
@@ -165,7 +165,7 @@ class PrefixLease:
                 return str(error)
         ask = self.executor.persistently
         try:
-            run, claims = await self.executor.together((ask(self.look), ask(self.documents.claims)))
+            run, claims = await self.executor.together((ask(self.read_run), ask(self.documents.claims)))
         except UnreadableRun as error:
             return str(error)
         claimed_epoch = claims[-1].epoch if claims else 0
@@ -197,10 +197,10 @@ class PrefixLease:
     async def fence(self) -> Fenced:
         """Take note that a later pod holds the prefix. Returns the error to raise."""
         with contextlib.suppress(StoreError):
-            await self.executor.once(self.documents.look)  # for its name
+            await self.executor.once(self.documents.read_run)  # for its name
         self.fenced.set()
         return Fenced(self.fenced_by)
 
-    def look(self) -> Run:
+    def read_run(self) -> Run:
         """Return the run in the store; the holder writes it again if it was damaged. Blocks."""
-        return self.documents.look(repairs=self.claim is not None)
+        return self.documents.read_run(repairs=self.claim is not None)

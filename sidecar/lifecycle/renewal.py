@@ -73,9 +73,9 @@ class Renewal:
         lease = self._lease
         async with lease.writes:
             began_s = self._clock.monotonic()
-            run = await self._executor.once(lease.look)
+            run = await self._executor.once(lease.read_run)
             if lease.claim is not None and run.epoch > lease.claim.epoch:
-                run = await self._executor.once(lease.look)  # nothing shows that an encrypted document was damaged
+                run = await self._executor.once(lease.read_run)  # nothing shows that an encrypted document was damaged
                 if run.epoch > lease.claim.epoch:
                     raise await lease.fence()
             if lease.claim is None or lease.is_released:
@@ -136,7 +136,7 @@ class Renewal:
             return
         lease.is_released = True
         async with lease.writes:
-            run, _ = await self._executor.together((self._executor.once(lease.look), lease.require_highest_claim()))
+            run, _ = await self._executor.together((self._executor.once(lease.read_run), lease.require_highest_claim()))
             await self._executor.once(self._documents.write, replace(self._held(run), ends_in_s=None))
 
     async def release_within(self, seconds: float) -> None:

@@ -105,7 +105,7 @@ class TakeOver:
         lease = self._lease
         lease.claim = claim = claims[-1]
         # This pod may have been cut off since its claim.
-        run, _ = await self._executor.together((self._executor.persistently(lease.look), lease.require_highest_claim()))
+        run, _ = await self._executor.together((self._executor.persistently(lease.read_run), lease.require_highest_claim()))
         is_other = run.holder != lease.holder.name
         if is_other and run.holder is not None:
             log.info("prefix_taken_over", earlier=run.holder, epoch=claim.epoch)
@@ -127,7 +127,7 @@ class TakeOver:
         documents, me, claims_again = self._documents, self._lease.holder, False
         for _ in range(MOST_TRIES):
             # First the run: its epoch must not be that of a claim that this pod has not seen.
-            run = await self._watch.look()
+            run = await self._watch.read_run()
             claims = await self._executor.persistently(documents.claims)
             match claim_state(claims, me.id):
                 case ClaimState.HOLDER:
@@ -153,7 +153,7 @@ class TakeOver:
             if not claims_again:
                 await self._executor.persistently(documents.delete_claims, [claim])
                 if tie is Tie.TWO_AT_ONCE:
-                    raise two_at_once(documents.url, await self._watch.look())
+                    raise two_at_once(documents.url, await self._watch.read_run())
                 return None
         return None
 
@@ -192,7 +192,7 @@ class TakeOver:
         if not started_later(highest, claimed, arrival, is_ending=is_ending):
             return False
         if is_ending and not started_later(highest, claimed, arrival):
-            if has_ended(await self._watch.look(), highest):
+            if has_ended(await self._watch.read_run(), highest):
                 return False
             if await self._watch.is_silent():
                 log.info("holder_is_silent", holder=claimed and claimed.holder, waited_s=SILENCE_S)

@@ -40,8 +40,8 @@ async def test_an_epoch_that_only_one_answer_has_fences_nobody(
 ) -> None:
     pod = Pod(store, executor, "pod")
     await pod.take_over.settle()
-    look, damaged = pod.lease.look, [dataclasses.replace(read(store), epoch=3)]
-    monkeypatch.setattr(pod.lease, "look", lambda: damaged.pop() if damaged else look())
+    read_run, damaged = pod.lease.read_run, [dataclasses.replace(read(store), epoch=3)]
+    monkeypatch.setattr(pod.lease, "read_run", lambda: damaged.pop() if damaged else read_run())
     await pod.renewal.renew(CHECK_S)
     assert not damaged
     assert not pod.lease.fenced.is_set()

@@ -135,7 +135,7 @@ def began_after(attempt: str, than: str, seen: Seen) -> bool:
 
 
 def awaits_declaration(
-    run: Run, *, claimed_epoch: int, attempt: str, known_epoch: int | None = None, is_left: bool = False
+    run: Run, *, claimed_epoch: int, attempt: str, known_epoch: int | None = None, has_later: bool = False
 ) -> str | None:
     """Return why a node above 0 has to wait until node 0 declares its attempts, or ``None``: it has.
 
@@ -144,7 +144,7 @@ def awaits_declaration(
         claimed_epoch: Epoch of the highest claim; 0: there is none, or it is not known.
         attempt: Attempt of the checkpoint.
         known_epoch: Epoch of the holder that had declared the attempt before; ``None``: none is known.
-        is_left: The node's trainer is in a later attempt, which is declared.
+        has_later: A later attempt of this node is declared.
     """
     if claimed_epoch > run.epoch:  # or a late write of an earlier pod has replaced the holder's
         return "a later pod of node 0 is taking the prefix over; it declares its attempt first"
@@ -152,7 +152,7 @@ def awaits_declaration(
         return None
     if not run.attempts:
         return f"node 0 has not declared attempt {attempt} its own yet"
-    if known_epoch is None and not is_left:
+    if known_epoch is None and not has_later:
         return f"node 0 has not declared attempt {attempt} its own yet, or a late write of an earlier pod hides that"
     if known_epoch is not None and run.epoch <= known_epoch:
         return f"a late write has replaced the document in which node 0 declared attempt {attempt} its own; it is written again"

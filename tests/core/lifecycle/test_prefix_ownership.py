@@ -133,14 +133,14 @@ def test_a_node_of_a_known_job_does_not_wait_for_the_first_declaration_of_node_0
     st.lists(st.sampled_from("abc"), max_size=3, unique=True),
     st.booleans(),
 )
-@example(epoch=1, claimed=0, known=2, attempts=["b"], is_left=False)
-@example(epoch=1, claimed=0, known=None, attempts=["b"], is_left=False)
-@example(epoch=1, claimed=0, known=None, attempts=["b"], is_left=True)
+@example(epoch=1, claimed=0, known=2, attempts=["b"], has_later=False)
+@example(epoch=1, claimed=0, known=None, attempts=["b"], has_later=False)
+@example(epoch=1, claimed=0, known=None, attempts=["b"], has_later=True)
 def test_a_node_commits_an_attempt_once_the_present_holder_has_declared_it_or_others(
-    epoch: int, claimed: int, known: int | None, attempts: list[str], is_left: bool
+    epoch: int, claimed: int, known: int | None, attempts: list[str], has_later: bool
 ) -> None:
     run = Run("r", epoch=epoch, attempts=tuple(attempts))
-    reason = awaits_declaration(run, claimed_epoch=claimed, attempt="a", known_epoch=known, is_left=is_left)
+    reason = awaits_declaration(run, claimed_epoch=claimed, attempt="a", known_epoch=known, has_later=has_later)
     if claimed > epoch:
         assert reason == "a later pod of node 0 is taking the prefix over; it declares its attempt first"
     elif "a" in attempts:
@@ -148,7 +148,7 @@ def test_a_node_commits_an_attempt_once_the_present_holder_has_declared_it_or_ot
     else:
         # Only a holder with a later claim than the one that declared the attempt can have left it out. One that was never
         # seen to be declared may still be, until the trainer is in a later one.
-        assert (reason is None) == (bool(attempts) and (is_left if known is None else epoch > known))
+        assert (reason is None) == (bool(attempts) and (has_later if known is None else epoch > known))
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=4, unique=True), st.sampled_from("abcd"), st.sampled_from("abcd"))

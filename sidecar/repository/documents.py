@@ -202,22 +202,22 @@ class Documents:
         Raises:
             StoreError: A request failed.
         """
-        there = await self.stored_commit(checkpoint.name)
-        if there is None or there.commit is None or there.commit.attempt != checkpoint.attempt:
+        stored = await self.stored_commit(checkpoint.name)
+        if stored is None or stored.commit is None or stored.commit.attempt != checkpoint.attempt:
             return False
-        part = await self.part(there.commit, checkpoint.node)
+        part = await self.part(stored.commit, checkpoint.node)
         if part is None or not is_of(part, checkpoint):
             return False
-        return await self.why_not_whole(there.commit, there.crc64nvme) is None
+        return await self.why_not_whole(stored.commit, stored.crc64nvme) is None
 
-    async def _named_by(self, name: str, there: StoredCommit) -> list[str]:
-        if there.commit is not None:
-            bundle = keys.all_manifests(name, there.commit.attempt)
-            named = [e.key for e in there.commit.manifests if attempt_of(e.key, name) is not None]
-            return [*named, bundle] if has_bundle(len(there.commit.manifests)) else named
+    async def _named_by(self, name: str, stored: StoredCommit) -> list[str]:
+        if stored.commit is not None:
+            bundle = keys.all_manifests(name, stored.commit.attempt)
+            named = [e.key for e in stored.commit.manifests if attempt_of(e.key, name) is not None]
+            return [*named, bundle] if has_bundle(len(stored.commit.manifests)) else named
         # Its manifests are unknown; a node that still needs its manifest publishes it again.
-        stored = await self._executor.persistently(self._listing, name)
-        return [key for key in stored if attempt_of(key, name) is not None]
+        listing = await self._executor.persistently(self._listing, name)
+        return [key for key in listing if attempt_of(key, name) is not None]
 
     def _listing(self, name: str) -> dict[str, Object]:
         return {o.key: Object(o.size_bytes, o.etag) for o in self._store.list(keys.folder(name))}

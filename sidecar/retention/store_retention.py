@@ -258,8 +258,8 @@ class StoreRetention:
         Most known commits are taken from memory: otherwise each new commit would cost a read of all. Such a copy is stale only
         if another pod has replaced the commit. So commits are read again before they are deleted or justify a deletion.
         """
-        there = set(names)
-        known = {name: commit for name, commit in self._read_before.items() if name in there}
+        present = set(names)
+        known = {name: commit for name, commit in self._read_before.items() if name in present}
         settled = [name for name in known if not self._known.may_be_rewritten(name)]
         kept = {name: known[name] for name in settled[READ_AGAIN:]}  # those before were read longest ago
         self._written.clear()
@@ -273,21 +273,21 @@ class StoreRetention:
     async def _read(self, name: str) -> Committed | None:
         """Return the few fields of a commit that retention needs; large jobs' documents would not fit into memory together."""
         try:
-            there, step = await self._revocation.stored_commit(name), step_of(name)
+            stored, step = await self._revocation.stored_commit(name), step_of(name)
         except UnusableNow:  # as any unreadable commit: it stays, and does not count
             return None
-        if there is None or there.commit is None or step is None:
+        if stored is None or stored.commit is None or step is None:
             return None
-        commit = there.commit
+        commit = stored.commit
         origin, call = origin_of(commit.meta), train_call_of(commit.meta)
         return Committed(
-            name, step, commit.attempt, commit.created_at, origin, there.crc64nvme, epoch=commit.epoch, train_call=call
+            name, step, commit.attempt, commit.created_at, origin, stored.crc64nvme, epoch=commit.epoch, train_call=call
         )
 
-    def _forget_all_but(self, there: set[CommitId]) -> None:
-        self._seen_s = {commit_id: at_s for commit_id, at_s in self._seen_s.items() if commit_id in there}
-        self._whole_s = {commit_id: at_s for commit_id, at_s in self._whole_s.items() if commit_id in there}
-        self._logged = {(commit_id, reason) for commit_id, reason in self._logged if commit_id in there}
+    def _forget_all_but(self, present: set[CommitId]) -> None:
+        self._seen_s = {commit_id: at_s for commit_id, at_s in self._seen_s.items() if commit_id in present}
+        self._whole_s = {commit_id: at_s for commit_id, at_s in self._whole_s.items() if commit_id in present}
+        self._logged = {(commit_id, reason) for commit_id, reason in self._logged if commit_id in present}
 
     async def _with_times(self, names: Collection[str], committed: Mapping[str, Committed]) -> dict[str, Committed]:
         """Return commits with their write times by the store's clock."""
@@ -328,11 +328,11 @@ class StoreRetention:
         if seen_s is not None and seen_s >= not_before_s:
             return True
         looked_s = self._clock.monotonic()
-        there = await self._revocation.stored_commit(commit.name)
-        if there is None or there.commit is None or there.crc64nvme != commit.crc64nvme:
+        stored = await self._revocation.stored_commit(commit.name)
+        if stored is None or stored.commit is None or stored.crc64nvme != commit.crc64nvme:
             return False
         try:
-            why_not = await self._revocation.why_not_whole(there.commit, commit.crc64nvme)
+            why_not = await self._revocation.why_not_whole(stored.commit, commit.crc64nvme)
         except UnusableNow as archived:
             why_not = str(archived)
         self._whole_s.pop(commit_id, None)
@@ -347,16 +347,16 @@ class StoreRetention:
 
     async def _are_still_committed(self, whole: Mapping[str, str]) -> bool:
         """Whether the commits for which others are deleted were neither revoked nor replaced meanwhile."""
-        there = await self._executor.together([self._revocation.stored_commit(name) for name in whole])
-        return [found and found.crc64nvme for found in there] == list(whole.values())
+        stored = await self._executor.together([self._revocation.stored_commit(name) for name in whole])
+        return [found and found.crc64nvme for found in stored] == list(whole.values())
 
     async def _delete(self, deletion: Deletion, commit: Committed, is_justified: Justified) -> bool:
         async with self._under_way.begin() as may_begin:
-            there = await self._revocation.stored_commit(deletion.name) if may_begin else None
-            is_judged = there is not None and there.crc64nvme == commit.crc64nvme
+            stored = await self._revocation.stored_commit(deletion.name) if may_begin else None
+            is_judged = stored is not None and stored.crc64nvme == commit.crc64nvme
             if not is_judged or deletion.name in self._known.in_use():  # changed since the plan was made
                 return False
-            if not await self._revocation.remove(deletion.name, judged=there, is_justified=is_justified):
+            if not await self._revocation.remove(deletion.name, judged=stored, is_justified=is_justified):
                 return False
             self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
             return True

@@ -107,15 +107,15 @@ class Listing(Documents):
 
     async def _with_commit(self, summary: Summary) -> ListedCheckpoint:
         try:
-            there = await self.stored_commit(summary.name)
+            stored = await self.stored_commit(summary.name)
         except UnusableNow:
             return ListedCheckpoint(summary, StoredState.UNREADABLE)
-        if there is None:
+        if stored is None:
             return ListedCheckpoint(summary, StoredState.INCOMPLETE)
-        if there.commit is None:
-            return ListedCheckpoint(summary, StoredState.UNREADABLE, there)
-        is_quarantined = bool(summary.quarantines) and await self.is_quarantined(summary.name, there.crc64nvme)
-        return ListedCheckpoint(summary, StoredState.QUARANTINED if is_quarantined else StoredState.COMMITTED, there)
+        if stored.commit is None:
+            return ListedCheckpoint(summary, StoredState.UNREADABLE, stored)
+        is_quarantined = bool(summary.quarantines) and await self.is_quarantined(summary.name, stored.crc64nvme)
+        return ListedCheckpoint(summary, StoredState.QUARANTINED if is_quarantined else StoredState.COMMITTED, stored)
 
     async def _all_objects(self) -> list[tuple[str, int, str]]:
         """Return the objects of all checkpoints. A short listing is one request, and one for ``final``."""

@@ -100,19 +100,19 @@ class UploadJob:
             return
         name, attempt, save_id = checkpoint.name, checkpoint.attempt, checkpoint.save_id
         guard = OverwriteGuard(committer, name, attempt, save_id, node=checkpoint.node, clock=context.clock)
-        there, before = await self._stored_before(guard)
+        stored, earlier = await self._stored_before(guard)
         if checkpoint.restored_from is not None:
-            self._recognize_download(checkpoint.restored_from, there)
+            self._recognize_download(checkpoint.restored_from, stored)
             return
         # Hold its files, and take over its early upload.
         held = await self._versions.hold(checkpoint)
         async with self._versions.taken_over(self._active, checkpoint) as sent:
             # Adopt objects that an earlier process of this sidecar sent.
             existing = ExistingCommit(committer, context.executor, context.quarantine)
-            if there is not None and not await self._may_replace(existing, held, there):
+            if stored is not None and not await self._may_replace(existing, held, stored):
                 return
             damaged = context.reuploads.damaged(checkpoint.version)
-            await existing.adopt(checkpoint, held.contents, sent.journal, before, but=damaged)
+            await existing.adopt(checkpoint, held.contents, sent.journal, earlier, but=damaged)
             # Send the rest.
             self._began_s = context.clock.monotonic()
             if not context.catalog.is_current(self._tracked):
@@ -210,12 +210,14 @@ class UploadJob:
     async def _stored_before(self, guard: OverwriteGuard) -> tuple[StoredCommit | None, Manifest | None]:
         """Return the commit of the step, and this node's earlier manifest of it."""
         executor, committer, checkpoint = self._context.executor, self._context.committer, self._checkpoint
-        there, before = await executor.together((committer.stored_commit(checkpoint.name), committer.own_manifest(checkpoint)))
-        is_new = there is None and checkpoint.restored_from is None
-        if is_new and await committer.withdraw_earlier(checkpoint, before):
-            there = await committer.stored_commit(checkpoint.name)
-        guard.repairs = there is not None
-        return there, before
+        stored, earlier = await executor.together(
+            (committer.stored_commit(checkpoint.name), committer.own_manifest(checkpoint))
+        )
+        is_new = stored is None and checkpoint.restored_from is None
+        if is_new and await committer.withdraw_earlier(checkpoint, earlier):
+            stored = await committer.stored_commit(checkpoint.name)
+        guard.repairs = stored is not None
+        return stored, earlier
 
     def _require_possible_sizes(self) -> None:
         most = largest_file_bytes(self._context.limits.known.max_parts)
@@ -250,10 +252,10 @@ class UploadJob:
             await context.clock.sleep(COMMIT_POLL_S * max(1.0, checkpoint.node.count / 1000))
         return False
 
-    async def _may_replace(self, existing: ExistingCommit, held: Held, there: StoredCommit) -> bool:
+    async def _may_replace(self, existing: ExistingCommit, held: Held, stored: StoredCommit) -> bool:
         """Whether the checkpoint is to be sent, although its step is committed: the commit is revoked then."""
         checkpoint = self._checkpoint
-        comparison = await existing.compare(checkpoint, held.contents, there)
+        comparison = await existing.compare(checkpoint, held.contents, stored)
         if comparison.needs_permission and not await self._wait_for_permission(replaces=True):
             return False
         decision = await existing.conclude(comparison)
@@ -261,8 +263,8 @@ class UploadJob:
             return False
         match decision:
             case AlreadyCommitted():
-                self._context.committer.record_equal_commit(checkpoint, there)
-                await self._durable(self._committed_at_s(there))
+                self._context.committer.record_equal_commit(checkpoint, stored)
+                await self._durable(self._committed_at_s(stored))
                 self._post_commit_check.became_durable(self._tracked)
                 return False
             case KeepExisting(reason, torn):
@@ -302,11 +304,11 @@ class UploadJob:
         finally:  # as in ``discard``
             self._let_go()
 
-    def _recognize_download(self, restored_from: str, there: StoredCommit | None) -> None:
+    def _recognize_download(self, restored_from: str, stored: StoredCommit | None) -> None:
         if not self._context.catalog.is_current(self._tracked):  # deleted from the volume meanwhile
             return
-        if there is not None and there.crc64nvme == restored_from:
-            self._context.catalog.durable(self._tracked, at_s=self._committed_at_s(there), downloaded=True)
+        if stored is not None and stored.crc64nvme == restored_from:
+            self._context.catalog.durable(self._tracked, at_s=self._committed_at_s(stored), downloaded=True)
         else:
             reason = "it was downloaded, and its commit is no longer in the store"
             self._context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
@@ -361,7 +363,7 @@ class UploadJob:
         """Return the log field with the duration of sending; empty if this process sent nothing."""
         return {} if self._began_s is None else {"upload_s": round(self._context.clock.monotonic() - self._began_s, 3)}
 
-    def _committed_at_s(self, there: StoredCommit) -> float:
-        stamp = there.commit.committed_at if there.commit else None
+    def _committed_at_s(self, stored: StoredCommit) -> float:
+        stamp = stored.commit.committed_at if stored.commit else None
         at_s = seconds(stamp or "")
         return self._context.clock.epoch() if at_s is None else at_s

@@ -71,9 +71,9 @@ class Committer(Revocation):
         """Checksum of a commit of another save with the same content, by our save."""
         self._sweeper = Sweeper(store, executor)
 
-    def record_equal_commit(self, checkpoint: Finished, there: StoredCommit) -> None:
+    def record_equal_commit(self, checkpoint: Finished, stored: StoredCommit) -> None:
         """Record that a commit of another save has the content of a checkpoint, which is durable as long as that commit is."""
-        self._equal[checkpoint.name, checkpoint.attempt, checkpoint.save_id] = there.crc64nvme
+        self._equal[checkpoint.name, checkpoint.attempt, checkpoint.save_id] = stored.crc64nvme
 
     async def is_still_committed(self, checkpoint: Finished, *, thoroughly: bool) -> bool:
         """Whether a durable checkpoint is still durable: late requests of an earlier attempt may have damaged it.
@@ -82,21 +82,21 @@ class Committer(Revocation):
             checkpoint: A checkpoint that this node reported as durable.
             thoroughly: If this node wrote the commit, also check every object, and revoke a commit of damaged ones.
         """
-        there = await self.stored_commit(checkpoint.name)
-        if there is None or there.commit is None:
+        stored = await self.stored_commit(checkpoint.name)
+        if stored is None or stored.commit is None:
             return await self._was_deleted(checkpoint)
         of = (checkpoint.name, checkpoint.attempt, checkpoint.save_id)
-        if there.crc64nvme == self._equal.get(of):
+        if stored.crc64nvme == self._equal.get(of):
             return True
-        part = await self.part(there.commit, checkpoint.node)
+        part = await self.part(stored.commit, checkpoint.node)
         if part is None or not is_of(part, checkpoint):
-            return there.commit.attempt != checkpoint.attempt  # superseded by another attempt, not lost
-        damaged = await self.damaged(there.commit) if thoroughly and of in self._written else []
+            return stored.commit.attempt != checkpoint.attempt  # superseded by another attempt, not lost
+        damaged = await self.damaged(stored.commit) if thoroughly and of in self._written else []
         if damaged:
             if (reason := await self.lease.reason_not_to_commit(checkpoint.node, checkpoint.attempt)) is not None:
                 raise Undeclared(reason)
             log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is uploaded again")
-            await self.revoke_commit(checkpoint.name, judged=there)
+            await self.revoke_commit(checkpoint.name, judged=stored)
             return False
         return True
 
@@ -117,11 +117,11 @@ class Committer(Revocation):
         Raises:
             StoreError: A request failed.
         """
-        there = await self._executor.once(lambda: [o.key for o in self._store.list(keys.folder(name))])
+        listed = await self._executor.once(lambda: [o.key for o in self._store.list(keys.folder(name))])
         ours = keys.manifests(name, attempt)
-        documents = [key for key in there if key.startswith(keys.manifests(name)) and not key.startswith(ours)]
+        documents = [key for key in listed if key.startswith(keys.manifests(name)) and not key.startswith(ours)]
         documents = [key for key in documents if not keys.is_of_commit_alone(key, name)]  # of a revoked one
-        return keys.commit(name) not in there and not documents
+        return keys.commit(name) not in listed and not documents
 
     async def remove_early_upload(self, sent: Journal, *, whole_files: bool) -> None:
         """Remove the early upload of a checkpoint that will not be finished.
@@ -214,9 +214,9 @@ class Committer(Revocation):
             return await self._commit(checkpoint, poll)
         if now_s - poll.polled_s >= poll_s:
             poll.polled_s = now_s
-            there = await self.stored_commit(checkpoint.name)
-            if there is not None:
-                return await self._compare_commit(checkpoint, poll, there)
+            stored = await self.stored_commit(checkpoint.name)
+            if stored is not None:
+                return await self._compare_commit(checkpoint, poll, stored)
             poll.reads_reuploads = not poll.reads_reuploads and not poll.turn.is_eager
             if poll.reads_reuploads and (asked := await self._reupload_request(checkpoint, poll)) is not None:
                 return asked
@@ -260,14 +260,14 @@ class Committer(Revocation):
             reads = await poll.collector.read(listed, members(turn.group, count))
             await poll.collector.write_bundle(own, reads)
             poll.bundled = dict(listed)
-        there = await self._executor.persistently(self._etags, keys.bundles(name, attempt))
+        merged = await self._executor.persistently(self._etags, keys.bundles(name, attempt))
         bundles = [keys.bundle(name, attempt, group, count) for group in groups(count)]
-        missing = [group for group, key in enumerate(bundles) if key not in there]
+        missing = [group for group, key in enumerate(bundles) if key not in merged]
         # A group whose nodes died after their last manifest writes no bundle: its manifests are read one by one.
         if not poll.is_our_turn("all", len(groups(count)) if missing else turn.group, now_s):
             first = members(missing[0] if missing else 0, count)
             return Wait(f"waiting for nodes {first[0]} to {first[-1]} of {count}" if missing else "node 0 commits")
-        return await self._commit(checkpoint, poll, bundles=[key for key in bundles if key in there])
+        return await self._commit(checkpoint, poll, bundles=[key for key in bundles if key in merged])
 
     async def _commit(self, checkpoint: Finished, poll: CommitPoll, *, bundles: Sequence[str] = ()) -> Decision:
         """Compare the listing of the objects with all manifests, and commit if nothing is missing."""
@@ -275,13 +275,13 @@ class Committer(Revocation):
         # Concurrently: then reading the lease takes no extra time.
         listed = self._executor.persistently(self._listing, name)
         listing, reason = await self._executor.together((listed, self.lease.reason_not_to_commit(node, attempt)))
-        if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
-            return await self._compare_commit(checkpoint, poll, there)
+        if keys.commit(name) in listing and (stored := await self.stored_commit(name)) is not None:
+            return await self._compare_commit(checkpoint, poll, stored)
         if reason is not None:
             return Wait(reason)
         if bundles:
             await poll.collector.read_bundles(bundles)
-        etags = {key: there.etag for key, there in listing.items()}
+        etags = {key: found.etag for key, found in listing.items()}
         reads = await poll.collector.read(etags, range(node.count))
         own = next((read for read in reads if read.manifest.node.index == node.index), None)
         if own is not None and not is_of(own.manifest, checkpoint):
@@ -309,8 +309,8 @@ class Committer(Revocation):
         except _NotYet as error:
             return Wait(str(error))
         except AlreadyExists:
-            there = await self.stored_commit(name)
-            found = await self._compare_commit(checkpoint, poll, there) if there else Wait("its commit was just revoked")
+            stored = await self.stored_commit(name)
+            found = await self._compare_commit(checkpoint, poll, stored) if stored else Wait("its commit was just revoked")
             if not isinstance(found, ReadyToCommit):
                 return found
         self._written.append((name, attempt, checkpoint.save_id))
@@ -368,12 +368,12 @@ class Committer(Revocation):
         if reuploads := to_reupload(manifests, listing):
             await poll.collector.request_reuploads(reuploads, etags)
 
-    async def _compare_commit(self, checkpoint: Finished, poll: CommitPoll, there: StoredCommit) -> ReadyToCommit | Reupload:
+    async def _compare_commit(self, checkpoint: Finished, poll: CommitPoll, stored: StoredCommit) -> ReadyToCommit | Reupload:
         """Return ``ReadyToCommit`` if an existing commit names this node's part as published."""
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
         own = await poll.collector.own(key)
         if own is not None and is_of(own.manifest, checkpoint):
-            commit, wanted = there.commit, manifest_entry(own.manifest, own.raw)
+            commit, wanted = stored.commit, manifest_entry(own.manifest, own.raw)
             if commit is not None and named_in(commit, key) == wanted:
                 return ReadyToCommit()
         return Reupload({}, "another save of this step was committed in the meantime")

@@ -53,7 +53,7 @@ class Comparison:
     """A finished checkpoint beside the commit of its step, with the decision about it as far as it is known."""
 
     checkpoint: Finished
-    there: StoredCommit
+    stored: StoredCommit
     part: Manifest | None
     """The commit's manifest of this node; ``None``: it has none."""
     files: list[FileEntry] | None
@@ -81,14 +81,14 @@ class ExistingCommit:
         self._replaced: list[Manifest] = []
         """This node's manifests of the commits that were revoked."""
 
-    async def compare(self, checkpoint: Finished, contents: Contents, there: StoredCommit) -> Comparison:
+    async def compare(self, checkpoint: Finished, contents: Contents, stored: StoredCommit) -> Comparison:
         """Compare a checkpoint with the commit of its step. The store is only read."""
-        commit = there.commit
+        commit = stored.commit
         part = None if commit is None else await self._committer.part(commit, checkpoint.node)
         files = None if part is None else await self._as_entries(checkpoint, contents, part.files)
         decision = self._decision(checkpoint, commit, part, files)
-        is_bad = commit is not None and isinstance(decision, AlreadyCommitted) and await self._is_known_bad(commit, there)
-        return Comparison(checkpoint, there, part, files, decision, is_damaged=is_bad)
+        is_bad = commit is not None and isinstance(decision, AlreadyCommitted) and await self._is_known_bad(commit, stored)
+        return Comparison(checkpoint, stored, part, files, decision, is_damaged=is_bad)
 
     async def conclude(self, found: Comparison) -> AlreadyCommitted | KeepExisting | Replace:
         """Return the decision about a checkpoint whose step is committed. Before ``Replace``, the commit is revoked (I4).
@@ -99,15 +99,15 @@ class ExistingCommit:
             Outdated: The commit was replaced meanwhile, or must not be replaced now; the upload starts again.
             Fenced: A later pod of the job has taken the prefix over.
         """
-        checkpoint, there, decision = found.checkpoint, found.there, found.decision
+        checkpoint, stored, decision = found.checkpoint, found.stored, found.decision
         if found.needs_permission:  # the epoch of the checkpoint may be known now
             is_bad = found.is_damaged
-            decision = Replace() if is_bad else self._decision(checkpoint, there.commit, found.part, found.files)
+            decision = Replace() if is_bad else self._decision(checkpoint, stored.commit, found.part, found.files)
         if isinstance(decision, Replace):
-            await self._revoke_commit(checkpoint, there)
+            await self._revoke_commit(checkpoint, stored)
             self._replaced += [] if found.part is None else [found.part]
-        if there.commit is not None and isinstance(decision, KeepExisting) and not decision.torn:
-            await self._revoke_if_damaged(there.commit, there)
+        if stored.commit is not None and isinstance(decision, KeepExisting) and not decision.torn:
+            await self._revoke_if_damaged(stored.commit, stored)
         return decision
 
     def _decision(
@@ -161,24 +161,24 @@ class ExistingCommit:
             found.append(entry.with_checksum(crc))
         return found
 
-    async def _is_known_bad(self, commit: Commit, there: StoredCommit) -> bool:
+    async def _is_known_bad(self, commit: Commit, stored: StoredCommit) -> bool:
         return (
             commit.name in self._quarantine.quarantined
-            or await self._committer.is_quarantined(commit.name, there.crc64nvme)
+            or await self._committer.is_quarantined(commit.name, stored.crc64nvme)
             or bool(await self._committer.damaged(commit))
         )
 
-    async def _revoke_commit(self, checkpoint: Finished, there: StoredCommit) -> None:
+    async def _revoke_commit(self, checkpoint: Finished, stored: StoredCommit) -> None:
         # What may not be committed now replaces nothing. Reading the files may have taken long since that was asked.
         if (reason := await self._committer.lease.reason_not_to_commit(checkpoint.node, checkpoint.attempt)) is not None:
             raise Outdated(reason)
-        if not await self._committer.revoke_commit(checkpoint.name, judged=there):
+        if not await self._committer.revoke_commit(checkpoint.name, judged=stored):
             raise Outdated(f"another save of {checkpoint.name} was committed meanwhile")
 
-    async def _revoke_if_damaged(self, commit: Commit, there: StoredCommit) -> None:
+    async def _revoke_if_damaged(self, commit: Commit, stored: StoredCommit) -> None:
         """Revoke a commit of damaged objects: our late requests may have overwritten those of the other attempt."""
         damaged = await self._committer.damaged(commit)
         if damaged:
             hint = "two attempts wrote this step at the same time; an older step is used, and the next one will be durable"
             log.error("commit_taken_back", checkpoint=commit.name, damaged=damaged[:8], hint=hint)
-            await self._committer.revoke_commit(commit.name, judged=there)
+            await self._committer.revoke_commit(commit.name, judged=stored)

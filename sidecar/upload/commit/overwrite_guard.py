@@ -58,12 +58,12 @@ class OverwriteGuard:
                 return
             asked_s = self._clock.monotonic()  # taken before the request: the answer may be late
             await self._committer.lease.require_not_fenced(self._node, self._writing[0] or None)
-            there = await self._committer.stored_commit(self._name)
-            if there is not None and not self._is_ours(there):
+            stored = await self._committer.stored_commit(self._name)
+            if stored is not None and not self._is_ours(stored):
                 raise Outdated(f"another save of {self._name} was committed meanwhile")
-            if there is not None and not self.repairs:
+            if stored is not None and not self.repairs:
                 raise Outdated(f"{self._name} was committed meanwhile, with an earlier sending of these files")
             self._checked_s = asked_s
 
-    def _is_ours(self, there: StoredCommit) -> bool:
-        return there.commit is not None and (there.commit.attempt, there.commit.save_id) == self._writing
+    def _is_ours(self, stored: StoredCommit) -> bool:
+        return stored.commit is not None and (stored.commit.attempt, stored.commit.save_id) == self._writing

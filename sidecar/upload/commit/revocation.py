@@ -45,10 +45,10 @@ class Revocation(Documents):
             Fenced: A later pod of the job has taken the prefix over.
         """
         await self.lease.require_not_fenced()
-        there = await self.stored_commit(name)
-        if there is None:
+        stored = await self.stored_commit(name)
+        if stored is None:
             return True
-        if judged is not None and judged.crc64nvme != there.crc64nvme:
+        if judged is not None and judged.crc64nvme != stored.crc64nvme:
             return False
         if is_justified is not None and not await is_justified():
             return False
@@ -56,7 +56,7 @@ class Revocation(Documents):
         async def check() -> None:  # an earlier try may have succeeded, and another node may have committed since
             await self.lease.require_not_fenced()
             now = await self.stored_commit(name)
-            is_other = now is not None and now.crc64nvme != there.crc64nvme
+            is_other = now is not None and now.crc64nvme != stored.crc64nvme
             if is_other or (is_justified is not None and not await is_justified()):
                 raise AlreadyExists(keys.commit(name))
 
@@ -64,7 +64,7 @@ class Revocation(Documents):
             await self._executor.persistently(self._store.delete, [keys.commit(name)], before_again=check)
         except AlreadyExists:
             return False
-        named = await self._named_by(name, there)
+        named = await self._named_by(name, stored)
         if await self.stored_commit(name) is not None:  # committed again, or the deletion was damaged on its way
             return False
         await self.delete_while_uncommitted(name, named)
@@ -122,10 +122,10 @@ class Revocation(Documents):
         with suppress(AccessRefused):  # of a full bucket too: the deletion makes room in it
             self._store.put(keys.deletion(name), encode(begun))
 
-    async def _delete_objects(self, name: str, there: Collection[str]) -> None:
-        manifests = [key for key in there if attempt_of(key, name) is not None]
-        begun = [key for key in there if key == keys.deletion(name)]
-        files = sorted(set(there) - {*manifests, *begun})
+    async def _delete_objects(self, name: str, listed: Collection[str]) -> None:
+        manifests = [key for key in listed if attempt_of(key, name) is not None]
+        begun = [key for key in listed if key == keys.deletion(name)]
+        files = sorted(set(listed) - {*manifests, *begun})
         for objects in (manifests, files, begun):
             if objects:
                 await self.delete_while_uncommitted(name, objects)

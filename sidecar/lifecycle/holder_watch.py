@@ -56,8 +56,8 @@ class HolderWatch:
             if own_until_s is not None and now_s >= own_until_s:
                 break
             watched_s, silent_s = now_s - began_s, now_s - seen_s
-            me, look_s = self._lease.holder.name, self._read_s
-            if not waits_for_ending(first, run, me=me, watched_s=watched_s, silent_s=silent_s, look_s=look_s):
+            me, read_s = self._lease.holder.name, self._read_s
+            if not waits_for_ending(first, run, me=me, watched_s=watched_s, silent_s=silent_s, read_s=read_s):
                 break
             if self.waits_for is None:
                 self.waits_for = f"an earlier pod of this job ({run.holder}) is terminating and may still commit"

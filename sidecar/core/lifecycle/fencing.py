@@ -275,17 +275,17 @@ def obsolete(claims: Iterable[Claim]) -> list[Claim]:
     return ordered[:-KEPT_CLAIMS] if len(ordered) > MOST_CLAIMS else []
 
 
-def ending_silence_s(beat_s: float | None, *, look_s: float) -> float:
+def ending_silence_s(beat_s: float | None, *, read_s: float) -> float:
     """Return the seconds without a sign of life after which a holder that is terminating counts as dead.
 
     Args:
         beat_s: Longest time between two of its signs of life, as it says itself; ``None``: unknown.
-        look_s: Longest time of this pod's own looks. Both are long if the store is slow.
+        read_s: Longest time that this pod needed to read the run, in seconds. Both are long if the store is slow.
     """
-    return max(ENDING_SILENCE_S, 3 * min(beat_s or 0.0, LONGEST_BEAT_S) + 2 * look_s)
+    return max(ENDING_SILENCE_S, 3 * min(beat_s or 0.0, LONGEST_BEAT_S) + 2 * read_s)
 
 
-def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_s: float, look_s: float = 0.0) -> bool:
+def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_s: float, read_s: float = 0.0) -> bool:
     """Whether a later pod waits for the holder, which is terminating and may still commit what this pod should resume from.
 
     Args:
@@ -294,9 +294,9 @@ def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_
         me: Name of this pod.
         watched_s: Seconds since ``first`` was read, by this pod's clock.
         silent_s: Seconds since the last sign of life that this pod saw.
-        look_s: Longest time that this pod needed to read the run, in seconds.
+        read_s: Longest time that this pod needed to read the run, in seconds.
     """
     if not now.ending or now.holder in (None, me) or now.ends_in_s is None:
         return False
     known_s = first.ends_in_s if first.holder == now.holder and first.ends_in_s is not None else now.ends_in_s
-    return watched_s < min(known_s, LONGEST_ENDING_S) and silent_s < ending_silence_s(now.beat_s, look_s=look_s)
+    return watched_s < min(known_s, LONGEST_ENDING_S) and silent_s < ending_silence_s(now.beat_s, read_s=read_s)

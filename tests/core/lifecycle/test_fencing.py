@@ -335,7 +335,7 @@ def test_a_pod_that_flushes_is_waited_for_until_its_own_deadline() -> None:
 
 @given(st.floats(0, 20), st.floats(0, 20), st.lists(st.floats(0.5, 1), min_size=4, max_size=40))
 def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(
-    request_s: float, look_s: float, shares: list[float]
+    request_s: float, read_s: float, shares: list[float]
 ) -> None:
     """Signs of life and looks at them, each by requests that take half of the longest time or more."""
     signs = itertools.accumulate(2 + 2 * request_s * share for share in shares)
@@ -343,19 +343,19 @@ def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(
     beat_s = 2 + 2 * request_s * min(shares)  # what the pod knows of itself at its first sign
     now_s, seen_s, number = 0.0, 0.0, -1
     for share in itertools.cycle(shares):
-        now_s += 1 + look_s * share
-        newest = sum(sign_s <= now_s - look_s * share for sign_s in written_s) - 1
+        now_s += 1 + read_s * share
+        newest = sum(sign_s <= now_s - read_s * share for sign_s in written_s) - 1
         if newest + 1 == len(written_s):
             break
         if newest != number:
             seen_s, number = now_s, newest
         if number >= 0:
-            assert now_s - seen_s < ending_silence_s(beat_s, look_s=look_s * min(shares))
+            assert now_s - seen_s < ending_silence_s(beat_s, read_s=read_s * min(shares))
 
 
 def test_a_pod_that_died_while_it_was_ending_is_not_waited_for_longer_on_a_fast_store() -> None:
-    assert ending_silence_s(2.4, look_s=0.2) == ENDING_SILENCE_S
-    assert ending_silence_s(None, look_s=0.0) == ENDING_SILENCE_S
+    assert ending_silence_s(2.4, read_s=0.2) == ENDING_SILENCE_S
+    assert ending_silence_s(None, read_s=0.0) == ENDING_SILENCE_S
 
 
 def test_a_pod_is_of_a_run_by_the_name_of_its_job_or_of_the_run() -> None:

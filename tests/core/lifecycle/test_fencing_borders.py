@@ -73,8 +73,8 @@ def test_no_claim_is_deleted_before_there_are_too_many() -> None:
 
 
 def test_on_a_slow_store_a_pod_may_be_silent_for_three_beats_and_two_looks() -> None:
-    assert ending_silence_s(None, look_s=10.0) == 20.0
-    assert ending_silence_s(4.0, look_s=10.0) == 32.0
+    assert ending_silence_s(None, read_s=10.0) == 20.0
+    assert ending_silence_s(4.0, read_s=10.0) == 32.0
 
 
 @pytest.mark.parametrize(

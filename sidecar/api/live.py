@@ -15,9 +15,9 @@ from sidecar.daemon.services import Services
 log = structlog.get_logger()
 
 TICK_S = 1.0
-"""Seconds between two looks without an event."""
+"""Interval in seconds of overviews without an event."""
 LEAST_S = 0.5
-"""Least time between two looks, in seconds."""
+"""Minimum interval of overviews, in seconds."""
 HEARTBEAT_S = 5.0
 """Seconds after which an unchanged overview is sent again: a viewer takes silence for a lost connection."""
 _CHANGES_ALWAYS: dict[str, bool | set[str]] = {"at": True, "at_risk": {"seconds_at_risk"}, "termination": {"deadline_in_s"}}

@@ -93,7 +93,7 @@ class Documents:
     async def damaged(self, commit: Commit) -> list[str]:
         """Return the keys whose objects differ from those in a commit.
 
-        A read or a listing may be damaged on the way: what differs is looked at again, twice.
+        A read or a listing may be damaged in transit: an object that differs is checked twice more.
         """
         listing = await self._executor.persistently(self._listing, commit.name)
         unproven, wrong = await self._compare(commit, listing)

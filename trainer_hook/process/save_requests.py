@@ -23,7 +23,7 @@ class SaveRequests:
         self._open: RequestFile | None = None
 
     def poll(self) -> RequestFile | None:
-        """Return a new request; ``None``: there is none, or the last look was less than ``POLL_S`` ago."""
+        """Return a new request; ``None``: there is none, or the latest poll was less than ``POLL_S`` ago."""
         now_s = time.monotonic()
         if now_s - self._polled_s < POLL_S:
             return None

@@ -147,7 +147,7 @@ def claims_among(listed: Iterable[tuple[str, str]]) -> list[Claim]:
 def in_order(claims: Iterable[Claim]) -> list[Claim]:
     """Return claims, the highest last. Of those with one epoch, the one that was written first is the highest.
 
-    A pod may be cut off between its look at the claims and its own claim: when that arrives, another pod has this epoch.
+    A pod may be cut off between its reading of the claims and its own claim: when that arrives, another pod has this epoch.
     """
     ordered = sorted(claims, key=lambda claim: claim.holder_id)
     ordered.sort(key=lambda claim: claim.modified, reverse=True)

@@ -80,7 +80,7 @@ def may_hold(first: Run, now: Run, *, me: str, job: str | None, watched_s: float
 
 
 def gave_sign(first: Run, now: Run) -> bool:
-    """Whether a holder gave a sign of life between two looks at the run."""
+    """Whether a holder gave a sign of life between two readings of the run."""
     return (now.holder, now.beat) != (first.holder, first.beat)
 
 

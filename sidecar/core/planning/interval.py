@@ -42,8 +42,8 @@ def plan_interval(
         stall_s: Time that a save holds training, more than 0.
         mtbf_s: Mean time between two kills of the run, more than 0.
         restart_s: Time from a kill until training goes on.
-        size_bytes: Size of one checkpoint; ``None``: the link is not looked at.
-        bytes_per_s: Rate of the link; ``None``: the link is not looked at.
+        size_bytes: Size of one checkpoint; ``None``: the link is not considered.
+        bytes_per_s: Rate of the link; ``None``: the link is not considered.
         step_s: Duration of an optimizer step; ``None``: unknown.
     """
     sent_s = None if size_bytes is None or bytes_per_s is None else upload_s(size_bytes, bytes_per_s)

@@ -199,7 +199,7 @@ class Committer(Revocation):
 
         Args:
             checkpoint: A checkpoint whose manifest this node has published.
-            poll_s: Seconds from one look for another node's commit to the next; ``None``: by the number of nodes.
+            poll_s: Interval in seconds at which another node's commit is read; ``None``: by the number of nodes.
         """
         of = (checkpoint.name, checkpoint.attempt, checkpoint.save_id)
         poll = self._polls.get(of) or self._start_poll(*of, checkpoint.node)

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 HEDGE_POLL_S = 0.1
 """Interval in seconds at which the last parts of the first checkpoint are checked for slow ones."""
 LAST_PARTS_POLL_S = 0.1
-"""Interval in seconds at which large files that wait for the last parts of others look whether they still have to."""
+"""Interval in seconds at which large files check whether they still wait for the last parts of other uploads."""
 _NOT_REPEATED = NotFound | AlreadyExists | Unstorable | CorruptObject | PartRefused
 """Errors after which a work item is not repeated as it is: the parts sent of its file may be void."""
 PREEMPTED_RETRY_S = delay_s(5, random_0_1=1.0)
@@ -159,13 +159,13 @@ class Dispatcher:
         return None
 
     def _awaits_answers(self, transfer: FileTransfer) -> bool:
-        """Whether large parts of a transfer wait for answers to those that were sent: of the first one, to its own."""
+        """Whether large parts of a transfer wait for answers to parts that were sent; the first transfer only for its own."""
         first, rate = self._order[0], self._executor.rate()
         sent = [item.size_bytes for item, sender in self._unanswered.items() if sender is transfer or transfer is not first]
         return awaits_answers(sent, limit=self._executor.adapted.limit, bytes_per_s=None if rate is None else rate.expected)
 
     def _waits_for_last_parts(self, transfer: FileTransfer) -> bool:
-        """Whether large parts of a transfer wait for the last ones of others; a timer looks again."""
+        """Whether large parts of a transfer wait for the last parts of others. If so, a timer checks again."""
         rate = self._executor.rate()
         items = [item for item, (other, _) in self._sending.items() if other is not transfer and other.is_ending]
         if self._strictly or rate is None or not items:  # the plan of a flush says what is paused
@@ -180,10 +180,10 @@ class Dispatcher:
             link_bytes_per_s=link,
         )
         if waits and self._last_parts_timer is None:
-            self._last_parts_timer = asyncio.get_running_loop().call_later(LAST_PARTS_POLL_S, self._look_again)
+            self._last_parts_timer = asyncio.get_running_loop().call_later(LAST_PARTS_POLL_S, self._check_again)
         return waits
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         self._last_parts_timer = None
         self.pump()
 

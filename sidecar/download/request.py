@@ -43,10 +43,12 @@ class AskedBy(StrEnum):
 
 
 OBSTRUCTION = {
-    AskedBy.TRAINER: "finished by another attempt, or just now, and not what is committed: it stays; rename or delete it",
-    AskedBy.PERSON: "written by the trainer, which may be writing to it now, and not what is committed: it stays; rename or "
+    AskedBy.TRAINER: "another attempt finished it, or it was finished just now, and it differs from the commit: it is kept; "
+    "rename or delete it",
+    AskedBy.PERSON: "the trainer wrote it and may be writing to it now, and it differs from the commit: it is kept; rename or "
     "delete it once no trainer uses it",
 }
+"""Reason for which a directory on the volume is not replaced by a download, by requester."""
 
 
 class Obstructed(Exception):

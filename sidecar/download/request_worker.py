@@ -206,7 +206,7 @@ class RequestWorker:
             await self._download_with_room(request, offer)
         except CheckpointChanged as changed:
             why = OBSTRUCTION[request.asked_by]
-            self._pass_over(request, name, f"{changed.path} on the volume is in the way, {why}", may_be_whole=True)
+            self._pass_over(request, name, f"{changed.path} on the volume is in the way: {why}", may_be_whole=True)
             await self._inventory.scan_until_settled()
         except (UnreadableObject, RefusedObject) as error:
             self._cannot_read(request, name, error)
@@ -267,7 +267,9 @@ class RequestWorker:
                 if request.asked_by is AskedBy.PERSON:
                     raise CheckpointChanged(name)
                 if request.is_unattended:
-                    raise Obstructed(f"{name} on the volume is in the way, and no trainer waits: it may be writing it now")
+                    raise Obstructed(
+                        f"{name} on the volume is in the way: no requester waits, so the trainer may be writing it now"
+                    )
             await self._download(request, offer, reader)
         self.end(
             request,

@@ -64,21 +64,21 @@ class _Early:
     added: dict[str, str] = field(default_factory=dict)
     """Stamp of each file that was queued, by path."""
     growing: dict[str, FoundFile] = field(default_factory=dict)
-    """State of the open files at the latest poll, by path."""
+    """Files that were open at the latest poll, in their state then, by path."""
     grown: set[str] = field(default_factory=set)
-    """Paths of the files that grew from one poll to the next."""
+    """Paths of the files that have grown between two polls."""
     begun: dict[str, FoundFile] = field(default_factory=dict)
-    """State up to which growing files were queued, by path."""
+    """Growing files, in the state up to which they were queued, by path."""
     allowed: bool | None = None
     """Whether files may be sent before the marker; ``None``: the store has not answered yet."""
     asked: bool = False
-    """Whether the permission was requested."""
+    """Whether ``allowed`` was requested from the store."""
     quiet_only: bool = False
-    """Ignore close events: a file changed after it was closed."""
+    """Ignore close events: a file changed after it was closed. Only files that rest for a while are sent."""
     rest_until_s: float = 0.0
     """End of the backoff, in seconds of the event loop's clock."""
-    is_over: bool = False
-    """It will not be finished."""
+    is_abandoned: bool = False
+    """Its directory was deleted, or is older than the newest durable step: its early upload is being removed."""
     began_s: float = field(default_factory=time.monotonic)
     """Time of its discovery, monotonic seconds."""
     wrote_at_s: float | None = None
@@ -138,7 +138,7 @@ class EarlyUploads:
         return [
             Writing(_waiting(early, terminating=True), early.transfer, early.source.size_bytes, now_s - early.began_s)
             for early in self._known.values()
-            if not early.is_over and early.may_be_written(alive=alive)
+            if not early.is_abandoned and early.may_be_written(alive=alive)
         ]
 
     def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
@@ -224,7 +224,7 @@ class EarlyUploads:
         return is_finished and (tracked is None or tracked.version != self._volume.marker_version(name))
 
     def _is_new(self, name: str) -> bool:
-        """Whether no finished version needs its objects in the store: neither an earlier version of it nor a newer step."""
+        """Whether no finished version depends on its objects in the store: no earlier save of the step, and no newer step."""
         earlier = self._context.catalog.get(name)
         if earlier is not None and earlier.state in PENDING:  # written again before it was durable
             return False
@@ -234,12 +234,12 @@ class EarlyUploads:
 
     async def _add_new(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
         now_s = asyncio.get_running_loop().time()
-        early.is_over = False
+        early.is_abandoned = False
         is_terminating = self._context.deadline.is_set()
         early.wrote_at_s = await asyncio.to_thread(newest_mtime, self._volume / early.name) if is_terminating else None
         if early.allowed is False or now_s < early.rest_until_s:
             return
-        if is_terminating:  # in advance: files may be closed at any moment
+        if is_terminating:  # in advance, because files may be closed at any moment
             self._request_permission(early, watchers)
         folder, closed = self._volume / early.name, self._hints.closed()
         seen = await asyncio.to_thread(list_files, folder, closed, growing=early.grown, quiet_only=early.quiet_only)
@@ -273,19 +273,19 @@ class EarlyUploads:
             early.source.see_growing(file)
             early.begun[file.path] = file
         if early.transfer is None:
-            # That nothing depended on the step was found out some time ago.
+            # The permission may be old by now, so the guard reads the commit at its first pass.
             guard = OverwriteGuard(self._context.committer, early.name, "", caller_reads=False, clock=self._context.clock)
             early.transfer = self._context.transfer(
                 early.name, early.source, early.journal, guard=guard, on_wrong=self.send_closed_only
             )
-            watchers.create_task(self._watch_over(early, early.transfer))
+            watchers.create_task(self._await_end(early, early.transfer))
             log.info("checkpoint_sent_early", checkpoint=early.name, closed_files=len(closed), growing_files=len(longer))
         early.transfer.add(closed)
         for file in longer:
             early.transfer.add_growing(file)
         self._context.news.set()
 
-    async def _watch_over(self, early: _Early, transfer: FileTransfer) -> None:
+    async def _await_end(self, early: _Early, transfer: FileTransfer) -> None:
         try:
             while early.transfer is transfer and transfer.entries() is None:
                 await transfer.finished()
@@ -314,7 +314,7 @@ class EarlyUploads:
         return await self._context.lease.reason_not_to_upload(None, self._context.pod.attempt())
 
     def _is_impossible(self, name: str, files: Sequence[FoundFile]) -> bool:
-        """Whether the store will never take one of the files: its request would be tried again for ever."""
+        """Whether the store never accepts the key of one of the files: its request would be repeated for ever."""
         return impossible_key(name, "", Node(), (file.path for file in files), self._context.store.key_limits) is not None
 
     async def _is_untouched(self, early: _Early) -> bool:
@@ -334,9 +334,9 @@ class EarlyUploads:
         """Remove the early upload of a directory that was deleted, or is older than the newest durable step."""
         async with early.ending:
             now_s = asyncio.get_running_loop().time()
-            if self._known.get(early.name) is not early or (early.is_over and now_s < early.rest_until_s):
+            if self._known.get(early.name) is not early or (early.is_abandoned and now_s < early.rest_until_s):
                 return
-            early.is_over = True
+            early.is_abandoned = True
             await self._stop(early)
             if not await self._is_removed(early):
                 early.rest_until_s = now_s + CLEANUP_RETRY_S

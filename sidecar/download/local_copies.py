@@ -14,7 +14,6 @@ from sidecar.core.commit.resume import (
     matches_train_call,
     may_replace,
     may_replace_beside_trainer,
-    was_downloaded_in,
 )
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit
@@ -24,7 +23,7 @@ from sidecar.errors import RefusedObject, UnusableNow
 from sidecar.transfer.executor import refusals_judged
 from sidecar.volume.boot import boot_id
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import ContractError
+from trainer_hook.contract import ContractError, was_downloaded_in
 
 log = structlog.get_logger()
 
@@ -75,7 +74,7 @@ class LocalCopies:
             and t.checkpoint.resume_step is not None
             and t.checkpoint.node.count == 1
             and not t.checkpoint.is_partial
-            and (t.checkpoint.restored_from is None or (restored and was_downloaded_in(t.checkpoint, boot)))
+            and (t.checkpoint.restored_from is None or (restored and was_downloaded_in(t.checkpoint.meta, boot)))
             and matches_train_call(t.checkpoint.meta, train_call)
         ]
         for tracked in sorted(usable, key=step_of_local, reverse=True):

@@ -16,7 +16,6 @@ from trainer_hook.contract.marker import ListedFile as ListedFile
 from trainer_hook.contract.marker import Marker as Marker
 from trainer_hook.contract.marker import Node as Node
 from trainer_hook.contract.marker import encode_marker as encode_marker
-from trainer_hook.contract.marker import is_of_boot as is_of_boot
 from trainer_hook.contract.marker import is_script_owned as is_script_owned
 from trainer_hook.contract.marker import parse_marker as parse_marker
 from trainer_hook.contract.marker import train_call_of as train_call_of
@@ -73,6 +72,12 @@ from trainer_hook.contract.small_files import parse_answer as parse_answer
 from trainer_hook.contract.small_files import parse_notice as parse_notice
 from trainer_hook.contract.small_files import parse_request as parse_request
 from trainer_hook.contract.small_files import parse_trainer_state as parse_trainer_state
+from trainer_hook.contract.trust import SaveIdentity as SaveIdentity
+from trainer_hook.contract.trust import identity_of as identity_of
+from trainer_hook.contract.trust import may_be_same_save as may_be_same_save
+from trainer_hook.contract.trust import restored_from as restored_from
+from trainer_hook.contract.trust import was_downloaded_in as was_downloaded_in
+from trainer_hook.contract.trust import written_after as written_after
 from trainer_hook.contract.typed_json import ambiguity as ambiguity
 from trainer_hook.contract.typed_json import encode_json as encode_json
 from trainer_hook.contract.typed_json import epoch_seconds as epoch_seconds

@@ -16,7 +16,6 @@ from trainer_hook.contract.names import (
     MAX_NODES,
     META_OWNER,
     META_RESTORED,
-    META_RESTORED_BOOT,
     META_TRAIN_CALL,
     REASONS,
     SCRIPT_OWNED,
@@ -173,12 +172,3 @@ def train_call_of(meta: Mapping[str, Any]) -> int:
 def is_script_owned(meta: Mapping[str, Any]) -> bool:
     """Whether the training script itself rotates the checkpoint: neither the hook nor the sidecar deletes it."""
     return meta.get(META_OWNER) == SCRIPT_OWNED
-
-
-def is_of_boot(meta: Mapping[str, Any], boot: str) -> bool:
-    """Whether a download was made in the run of the kernel with the id ``boot``; False for an empty id, which is unknown.
-
-    ``meta``: of the local marker. A download is not synchronized to the disk: after a power failure its files may have the
-    right sizes and zeros for bytes.
-    """
-    return bool(boot) and meta.get(META_RESTORED_BOOT) == boot

@@ -40,18 +40,20 @@ def reason_not_to_use(volume: Path, local: LocalCheckpoint, others: frozenset[st
         marked = (folder / contract.MARKER).stat()
         if is_among(others, folder):
             return "another run left it"
-        for file in listed_files(folder) if marker.files is None else marker.files:
-            if (folder / file.path).stat().st_mtime_ns > marked.st_mtime_ns:
-                return f"{file.path} was written after the marker"
+        files = listed_files(folder) if marker.files is None else marker.files
+        changed_ns = ((file.path, (folder / file.path).stat().st_mtime_ns) for file in files)
+        if (later := contract.written_after(changed_ns, marked.st_mtime_ns)) is not None:
+            return f"{later} was written after the marker"
     except (OSError, contract.ContractError) as error:
         return str(error)
-    if contract.META_RESTORED in marker.meta and not _is_of_this_boot(marker):
+    if contract.META_RESTORED in marker.meta and not contract.was_downloaded_in(marker.meta, _boot_id()):
         return "it was downloaded before the machine started again, which may have cost data that was not on the disk"
     return None
 
 
-def _is_of_this_boot(marker: contract.Marker) -> bool:
+def _boot_id() -> str:
+    """Return the id of the present run of the kernel; empty: unknown."""
     try:
-        return contract.is_of_boot(marker.meta, Path(contract.BOOT_ID).read_text().strip())
+        return Path(contract.BOOT_ID).read_text().strip()
     except OSError:
-        return False
+        return ""

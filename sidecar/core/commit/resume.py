@@ -12,7 +12,7 @@ from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from sidecar.core.format.obstacles import contradiction
 from sidecar.core.format.rank_layout import Share, left_out, private_files
-from trainer_hook.contract import FINAL, ContractError, Node, is_of_boot, rfc3339, step_of, train_call_of
+from trainer_hook.contract import FINAL, ContractError, Node, rfc3339, step_of, train_call_of
 
 
 class MissingObject(ContractError):
@@ -152,11 +152,6 @@ def may_replace(local: Finished | None, commit: Commit, *, is_chosen: bool, is_s
     if local.node.count > 1 and (is_chosen or began_later(commit.attempt, local.attempt)):
         return True
     return local.attempt == commit.attempt or _is_of_the_same_marker(local, commit)
-
-
-def was_downloaded_in(local: Finished, boot: str) -> bool:
-    """Whether a checkpoint was downloaded in the run of the kernel with the id ``boot``; see ``is_of_boot``."""
-    return local.restored_from is not None and is_of_boot(local.meta, boot)
 
 
 def may_replace_beside_trainer(local: Finished | None, *, is_unchanged: bool) -> bool:

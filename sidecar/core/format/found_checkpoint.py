@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_hook.contract import (
     FINAL,
     META_PARTIAL,
-    META_RESTORED,
     ContractError,
     ListedFile,
     Marker,
@@ -17,8 +16,10 @@ from trainer_hook.contract import (
     check_path,
     epoch_seconds,
     parse_marker,
+    restored_from,
     rfc3339,
     step_of,
+    written_after,
 )
 
 CLOCK_TICK_NS = 50_000_000
@@ -128,8 +129,7 @@ class Finished:
     @property
     def restored_from(self) -> str | None:
         """Checksum of the commit that this directory was downloaded from; ``None``: it was not downloaded."""
-        value = self.meta.get(META_RESTORED)
-        return value if isinstance(value, str) else None
+        return restored_from(self.meta)
 
     @property
     def is_partial(self) -> bool:
@@ -154,7 +154,7 @@ def may_be_half_deleted(found: FoundCheckpoint) -> bool:
     """
     if found.entries_changed_ns <= found.marker.changed_ns + CLOCK_TICK_NS:
         return False
-    if written_after(found.files, found.marker.mtime_ns) is not None:  # a rotation writes nothing
+    if written_after(_times_ns(found.files), found.marker.mtime_ns) is not None:  # a rotation writes nothing
         return False
     try:
         return parse_marker(found.marker.content, name=found.name).files is None
@@ -172,8 +172,8 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
     for path, kind in found.irregular:
         raise ContractError(f"{path!r} is a {kind}; only regular files of its own are taken")
     files = _confirmed(found.files, marker)
-    if (later := written_after(files, found.marker.mtime_ns)) is not None:
-        raise ContractError(f"{later.path!r} was written after the marker: write the marker again")
+    if (later := written_after(_times_ns(files), found.marker.mtime_ns)) is not None:
+        raise ContractError(f"{later!r} was written after the marker: write the marker again")
     node = marker.node or identity.node
     if node is None:
         raise ContractError("this pod is one of several and neither the marker nor CKPT_NODE_COUNT says of how many")
@@ -205,12 +205,8 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
     )
 
 
-def written_after(files: Iterable[FoundFile], marker_mtime_ns: int) -> FoundFile | None:
-    """Return a file that was written to after the marker; ``None``: there is none.
-
-    A trainer that dies while it rewrites a checkpoint in place leaves the old marker with new bytes.
-    """
-    return next((file for file in files if file.mtime_ns > marker_mtime_ns), None)
+def _times_ns(files: Iterable[FoundFile]) -> Iterator[tuple[str, int]]:
+    return ((file.path, file.mtime_ns) for file in files)
 
 
 def _in_calendar(mtime_s: float) -> float:

@@ -23,7 +23,6 @@ from sidecar.core.commit.resume import (
     newest_first,
     next_to_try,
     steps_before,
-    was_downloaded_in,
 )
 from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
@@ -38,7 +37,7 @@ from sidecar.core.format.manifest import (
     encode,
 )
 from tests import strategies
-from trainer_hook.contract import META_RESTORED, META_RESTORED_BOOT, ContractError, Node, epoch_seconds, step_of
+from trainer_hook.contract import META_RESTORED, ContractError, Node, epoch_seconds, step_of
 
 SAME = Commit(
     name="checkpoint-20",
@@ -320,15 +319,6 @@ def test_a_path_that_is_a_file_of_one_node_and_a_directory_of_another_is_refused
     check_paths(SAME, files[:1])
     with pytest.raises(ContractError, match=r"checkpoint-20: .* of different nodes"):
         check_paths(SAME, files)
-
-
-def test_a_download_is_known_by_the_run_of_the_kernel_that_made_it() -> None:
-    finished = Finished("checkpoint-20", "v", 20, None, "a", Node(), 1.8e9, None, (), {})
-    restored = replace(finished, meta={META_RESTORED: "0" * 16, META_RESTORED_BOOT: "one"})
-    assert was_downloaded_in(restored, "one")
-    assert not was_downloaded_in(restored, "another")
-    assert not was_downloaded_in(replace(restored, meta=restored.meta | {META_RESTORED_BOOT: ""}), ""), "unknown"
-    assert not was_downloaded_in(replace(restored, meta={META_RESTORED_BOOT: "one"}), "one"), "not downloaded"
 
 
 def test_a_download_replaces_nothing_that_the_trainer_may_be_writing() -> None:

@@ -19,7 +19,6 @@ from sidecar.core.format.found_checkpoint import (
     is_whole,
     judge,
     may_be_half_deleted,
-    written_after,
 )
 from tests import strategies
 from tests.outcome import outcome
@@ -143,17 +142,6 @@ def test_two_nodes_need_an_attempt_and_one_of_them_may_have_no_files() -> None:
     )
     assert judge(found({"attempt": "a1"}, files=()), of_two).files == ()
     assert refusal(found(b"", files=())) == "it holds no files: write them before the marker"
-
-
-@given(st.lists(st.integers(0, 2**62), max_size=5), st.integers(0, 2**62))
-def test_what_was_written_after_its_marker_is_not_what_was_finished(file_times_ns: list[int], marker_ns: int) -> None:
-    files = tuple(FoundFile(f"{index}.pt", 1, time_ns, index) for index, time_ns in enumerate(file_times_ns))
-    later = written_after(files, marker_ns)
-    if later is None:
-        assert all(file.mtime_ns <= marker_ns for file in files)
-    else:
-        assert later in files
-        assert later.mtime_ns > marker_ns
 
 
 def test_a_file_written_after_the_marker_is_named_and_one_of_the_same_instant_is_not() -> None:

@@ -13,14 +13,12 @@ from trainer_hook.contract import (
     MAX_MARKER_BYTES,
     META_PARTIAL,
     META_RESTORED,
-    META_RESTORED_BOOT,
     REASONS,
     ContractError,
     ListedFile,
     Marker,
     Node,
     encode_marker,
-    is_of_boot,
     is_script_owned,
     parse_marker,
     train_call_of,
@@ -252,13 +250,6 @@ def test_a_time_has_no_other_character_than_a_timestamp(separator: str) -> None:
 @pytest.mark.parametrize("seconds", [(1 << 63) - 1, 1 << 63, 10**400])
 def test_a_number_that_is_rounded_beyond_its_limit_is_refused(seconds: int) -> None:
     assert "global_step_seconds" in refusal({"global_step_seconds": seconds})
-
-
-@pytest.mark.parametrize(
-    ("recorded", "present", "is_same"), [("one", "one", True), ("one", "another", False), ("", "", False), (None, "one", False)]
-)
-def test_a_download_is_of_the_run_of_the_kernel_that_it_records(recorded: str | None, present: str, is_same: bool) -> None:
-    assert is_of_boot({} if recorded is None else {META_RESTORED_BOOT: recorded}, present) is is_same
 
 
 def test_a_train_call_is_read() -> None:

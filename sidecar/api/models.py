@@ -215,6 +215,14 @@ class PassedOver(BaseModel):
     may_be_whole: bool = Field(False, description="It is committed and not known to be bad; the next request tries it again")
 
 
+class SaveIdentity(BaseModel):
+    """What tells one writing of a step from another."""
+
+    attempt: str | None
+    save_id: str | None = Field(description="Absent: unknown, as of a copy that was downloaded before")
+    finished_at: str | None
+
+
 class Resume(BaseModel):
     """Progress of a resume."""
 
@@ -234,6 +242,7 @@ class Resume(BaseModel):
         None,
         description="The files were downloaded, by this request or an earlier one; false: a trainer of this pod wrote them",
     )
+    save: SaveIdentity | None = Field(None, description="The nodes of a job compare it; null: not ready")
     meta: dict[str, Any] = {}
     done_bytes: int
     total_bytes: int

@@ -12,6 +12,7 @@ from typing import Any
 
 from sidecar.core.commit.resume import PassedOver
 from sidecar.core.format.rank_layout import Share
+from trainer_hook.contract import SaveIdentity
 
 LATEST = "latest"
 UNPOLLED_S = 10.0
@@ -74,6 +75,8 @@ class ResumeStatus:
     """``local``: it was on the volume; ``store``: it was downloaded for this request; ``None``: not ready."""
     downloaded: bool | None = None
     """Its files were downloaded, by this request or an earlier one, such as the prefetch at start; ``None``: not ready."""
+    save: SaveIdentity | None = None
+    """The writing of the step; ``None``: not ready."""
     meta: dict[str, Any] = field(default_factory=dict)
     done_bytes: int = 0
     total_bytes: int = 0
@@ -157,7 +160,7 @@ class ResumeRequest:
     def end(self, state: ResumeState, **fields: Any) -> None:
         """End the request; ``fields`` are fields of the status."""
         self.ended_s = time.monotonic()
-        empty: dict[str, Any] = dict.fromkeys(("checkpoint", "step", "path", "source", "downloaded", "detail"))
+        empty: dict[str, Any] = dict.fromkeys(("checkpoint", "step", "path", "source", "downloaded", "save", "detail"))
         self._show(replace(self.status, state=state, **(empty | {"meta": {}} | fields)))
 
     async def changed(self) -> None:

@@ -279,6 +279,7 @@ class RequestWorker:
             step=commit.step,
             source=source,
             downloaded=source == "store" or (known is not None and known.is_restored),
+            save=commit.identity,
             meta=dict(commit.meta),
         )
 
@@ -324,6 +325,7 @@ class RequestWorker:
             step=tracked.checkpoint.step,
             source="local",
             downloaded=tracked.is_restored,
+            save=tracked.checkpoint.identity,
             meta={key: value for key, value in tracked.checkpoint.meta.items() if key not in META_OF_DOWNLOAD},
         )
 

@@ -303,6 +303,21 @@ def test_what_was_downloaded_before_is_used_also_once_its_commit_is_known_to_be_
         assert (answer["state"], answer["source"]) == ("ready", "local"), answer
 
 
+def test_the_answer_names_the_save_that_the_nodes_of_a_job_compare(store: dict[str, str], tmp_path: Path) -> None:
+    marker = {"attempt": "a", "save_id": "3", "created_at": "2026-03-01T12:00:00.250Z"}
+    saves = []
+    for volume in ("first", "second"):
+        with sidecar(tmp_path / volume, store) as running:
+            running.ready()
+            if volume == "first":
+                write_checkpoint(running.volume, "checkpoint-20", WHOLE, marker)
+                running.committed("checkpoint-20")
+            answer = running.resume()
+            saves.append((answer["downloaded"], answer["save"]))
+    named = {"attempt": "a", "save_id": "3", "finished_at": "2026-03-01T12:00:00.250Z"}
+    assert saves == [(False, named), (True, named)]
+
+
 @pytest.mark.parametrize("torn_by", ["a deletion", "a rewriting"])
 def test_a_local_checkpoint_whose_files_changed_is_not_offered(torn_by: str, store: dict[str, str], tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", store) as running:

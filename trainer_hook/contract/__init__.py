@@ -75,6 +75,7 @@ from trainer_hook.contract.small_files import parse_trainer_state as parse_train
 from trainer_hook.contract.trust import SaveIdentity as SaveIdentity
 from trainer_hook.contract.trust import identity_of as identity_of
 from trainer_hook.contract.trust import may_be_same_save as may_be_same_save
+from trainer_hook.contract.trust import parse_identity as parse_identity
 from trainer_hook.contract.trust import restored_from as restored_from
 from trainer_hook.contract.trust import was_downloaded_in as was_downloaded_in
 from trainer_hook.contract.trust import written_after as written_after

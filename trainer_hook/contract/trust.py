@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_hook.contract.marker import Marker
-from trainer_hook.contract.names import META_RESTORED, META_RESTORED_BOOT
-from trainer_hook.contract.typed_json import epoch_seconds, rfc3339
+from trainer_hook.contract.names import META_RESTORED, META_RESTORED_BOOT, ContractError
+from trainer_hook.contract.typed_json import epoch_seconds, rfc3339, timestamp, typed
 
 
 def written_after(files_ns: Iterable[tuple[str, int]], marked_ns: int) -> str | None:
@@ -39,14 +39,14 @@ def was_downloaded_in(meta: Mapping[str, Any], boot: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SaveIdentity:
-    """What tells one writing of a step from another. ``None``: the marker does not say."""
+    """What tells one writing of a step from another. ``None``: unknown."""
 
     attempt: str | None
     save_id: str | None
-    commit: str | None
-    """Checksum of the commit that it was downloaded from."""
     finished_at: str | None
-    """RFC 3339 in UTC with milliseconds: ``created_at``, else the time of the marker."""
+    """RFC 3339 in UTC with milliseconds, by the node that wrote it; of a commit, node 0."""
+    is_committed: bool
+    """It is that of a commit: as the sidecar says, or in the marker of a download."""
 
 
 def identity_of(marker: Marker, *, marked_s: float | None) -> SaveIdentity:
@@ -54,21 +54,36 @@ def identity_of(marker: Marker, *, marked_s: float | None) -> SaveIdentity:
 
     ``marked_s``: modification time of the marker, epoch seconds; ``None``: unknown.
     """
-    finished_s = epoch_seconds(marker.created_at) if marker.created_at else marked_s
+    is_copy = restored_from(marker.meta) is not None  # then the time of its marker is that of the download
+    finished_s = epoch_seconds(marker.created_at) if marker.created_at else None if is_copy else marked_s
     try:
         finished_at = None if finished_s is None else rfc3339(finished_s)
     except (ValueError, OverflowError, OSError):  # a modification time that is not of this calendar
         finished_at = None
-    return SaveIdentity(marker.attempt, marker.save_id, restored_from(marker.meta), finished_at)
+    return SaveIdentity(marker.attempt, marker.save_id, finished_at, is_copy)
+
+
+def parse_identity(fields: Any) -> SaveIdentity | None:
+    """Read the ``save`` of the sidecar's answer to a resume request; ``None``: an older sidecar does not say, or malformed."""
+    if not isinstance(fields, Mapping):
+        return None
+    try:
+        attempt, save_id, at = typed(fields, "attempt", str), typed(fields, "save_id", str), timestamp(fields, "finished_at")
+        return SaveIdentity(attempt, save_id, None if at is None else rfc3339(epoch_seconds(at)), is_committed=True)
+    except ContractError:
+        return None
 
 
 def may_be_same_save(one: SaveIdentity, other: SaveIdentity) -> bool:
     """Whether two directories of one name, on two nodes, may be of the same writing of the step.
 
-    A download has the attempt of its commit, and no ``save_id``. A marker without an attempt belongs to another attempt in each
-    pod that reads it: then the time tells, which a download takes over.
+    Each node has its own time of a writing, a commit has node 0's. The marker of a download has no ``save_id``. A marker
+    without an attempt belongs to another attempt in each pod that reads it: then the time alone tells.
     """
-    named = (one.attempt, other.attempt), (one.save_id, other.save_id), (one.commit, other.commit)
+    named = (one.attempt, other.attempt), (one.save_id, other.save_id)
     if any(mine != theirs for mine, theirs in named if mine is not None and theirs is not None):
         return False
-    return None not in (one.attempt, other.attempt) or one.finished_at == other.finished_at
+    if None in (one.attempt, other.attempt):
+        return one.finished_at == other.finished_at
+    is_comparable = one.is_committed and other.is_committed and None not in (one.finished_at, other.finished_at)
+    return not is_comparable or one.finished_at == other.finished_at

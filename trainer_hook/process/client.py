@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.contract import TOKEN
+from trainer_hook.contract import TOKEN, SaveIdentity, parse_identity
 from trainer_hook.process.progress_bar import Bar
 
 ABSENT_AFTER_S = 30.0
@@ -40,6 +40,8 @@ class ResumeResult:
 
     checkpoint: str | None = None
     source: str | None = None
+    save: SaveIdentity | None = None
+    """The writing of the step; ``None``: an older sidecar does not say."""
     meta: dict[str, Any] = field(default_factory=dict)
     passed_over: tuple[tuple[str, str], ...] = ()
     detail: str | None = None
@@ -218,7 +220,8 @@ def _answer(progress: dict[str, Any]) -> ResumeResult:
     passed = tuple((str(p["checkpoint"]), str(p["reason"])) for p in progress.get("passed_over") or ())
     state = progress.get("state")
     if state == "ready":
-        return ResumeResult(progress["checkpoint"], progress.get("source"), progress.get("meta") or {}, passed)
+        save = parse_identity(progress.get("save"))
+        return ResumeResult(progress["checkpoint"], progress.get("source"), save, progress.get("meta") or {}, passed)
     if state == "none":
         return ResumeResult(passed_over=passed, detail=progress.get("detail"))
     detail = progress.get("detail") or "no answer in time: raise CKPT_RESUME_TIMEOUT_S"

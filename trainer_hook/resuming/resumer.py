@@ -76,6 +76,8 @@ class Resumer:
         self._volume = settings.dir
         self._refused: set[str] = set()
         """Names of checkpoints on the volume whose reason was logged already."""
+        self._saves: dict[str, contract.SaveIdentity] = {}
+        """Checkpoints that this node's sidecar has compared with the store, by name: their markers may be older."""
 
     def choose(self, train_call: int) -> Choice | None:
         """Return the checkpoint that all ranks resume from; ``None``: training starts from scratch.
@@ -92,7 +94,7 @@ class Resumer:
                 # The sidecar calls a checkpoint that it downloaded before the request local.
                 downloaded = answer.source == "local" and contract.META_RESTORED in marker.meta
                 source = "downloaded" if downloaded else answer.source
-                return Choice(answer.checkpoint, folder, answer.meta, source, marker.attempt)
+                return Choice(answer.checkpoint, folder, answer.meta, source, self._identity(folder).attempt)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
             answer = self._consensus.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
@@ -110,7 +112,7 @@ class Resumer:
         """Return the final model of a finished call; ``None``: not every node can have it."""
         path = self._volume / contract.FINAL
         there = self._fetch_on_node(contract.FINAL) is None if self._consensus.world.local_rank == 0 else True
-        if not self._consensus.all_agree(there):
+        if not self._consensus.all_agree(there) or not self.is_same_on_all(path):
             return None
         marker = _marker(path)
         return path if self._consensus.all_agree(contract.train_call_of(marker.meta) == train_call) else None
@@ -131,6 +133,22 @@ class Resumer:
         """Whether a checkpoint on the volume has what the ranks of this node read: not only the files that they wrote."""
         return self._consensus.world.nodes == 1 or contract.META_RESTORED in _marker(self._volume / name).meta
 
+    def is_same_on_all(self, folder: Path | None) -> bool:
+        """Whether the folders of all nodes may be of one writing of the step; ``None``: there is none. Collective."""
+        return self._consensus.all_agree(self._differs_from_rank_0(folder) is None)
+
+    def _differs_from_rank_0(self, folder: Path | None) -> str | None:
+        """Return why the folder of this node is not of the writing that rank 0 has; ``None``: it may be the same. Collective.
+
+        A node without a sidecar may have its part, or an earlier download, of another attempt of the same step.
+        """
+        mine = self._identity(folder)
+        first: contract.SaveIdentity = self._consensus.from_rank_0(mine)
+        # Of a node, the rank that asked its sidecar compares.
+        if self._consensus.world.local_rank != 0 or contract.may_be_same_save(mine, first):
+            return None
+        return f"it is of another save than that of rank 0 (here: {_told(mine)}; there: {_told(first)})"
+
     def _request(self, name: str, train_call: int | None) -> ResumeResult:
         timeout_s, world = self._settings.resume_timeout_s, self._consensus.world
         apart = world.nodes > 1 and not self._reads_all
@@ -140,9 +158,13 @@ class Resumer:
             """Whether a sidecar holds the volume, and nothing on the volume can be resumed without an answer of a sidecar."""
             return lease.sidecar_holds(self._volume) and not self._is_here(name, train_call)
 
-        return self._client.resume(
+        self._saves.pop(name, None)
+        answer = self._client.resume(
             name, train_call=train_call, timeout_s=timeout_s, tell=info, bar=bar(), share=share, is_awaited=is_awaited
         )
+        if answer.checkpoint is not None and answer.save is not None:
+            self._saves[answer.checkpoint] = answer.save
+        return answer
 
     def _is_here(self, name: str, train_call: int | None) -> bool:
         """Whether a checkpoint can be resumed from without a sidecar."""
@@ -200,13 +222,25 @@ class Resumer:
         if newest is None or self._settings.fail_without_store:
             return ResumeResult(detail=why, known=False)
         warn(f"{why}; continues from {newest.name}, the newest on the volume")
-        return ResumeResult(newest.name, "local", dict(newest.marker.meta), known=False)
+        return ResumeResult(newest.name, "local", meta=dict(newest.marker.meta), known=False)
+
+    def _identity(self, folder: Path | None) -> contract.SaveIdentity:
+        if folder is None:
+            return contract.identity_of(contract.Marker(), marked_s=None)
+        if folder.parent == self._volume and folder.name in self._saves:
+            return self._saves[folder.name]
+        try:
+            marked_s = (folder / contract.MARKER).stat().st_mtime
+        except OSError:
+            marked_s = None
+        return contract.identity_of(_marker(folder), marked_s=marked_s)
 
     def _problem(self, name: str, *, fetches: bool) -> str | None:
         """Return why this rank cannot use a checkpoint; ``None``: it can. ``fetches``: it downloads it first. Collective."""
         reason = self._fetch_on_node(name) if fetches else None
         self._consensus.all_agree(True)  # the other ranks of this node wait for its folder
-        return reason or self._incomplete(self._volume / name)
+        differs = self._differs_from_rank_0(self._volume / name)
+        return reason or differs or self._incomplete(self._volume / name)
 
     def _fetch_on_node(self, name: str) -> str | None:
         """Have this node's sidecar download a checkpoint. Returns why it cannot; ``None``: it is on the volume."""
@@ -244,6 +278,8 @@ def _marker(folder: Path) -> contract.Marker:
 
 def _sizes(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    said = {"attempt": save.attempt, "save": save.save_id, "finished at": save.finished_at}
+    return ", ".join(f"{name} {value}" for name, value in said.items() if value is not None) or "no marker"
 
 
 def _missing_shards(folder: Path) -> list[str]:

@@ -77,7 +77,9 @@ class TrainCall:
             named = None
         mine = None if named is None else (Path(named.path).name, named.step)
         first = self.consensus.from_rank_0(mine)
-        self.script_choice_stands = self.consensus.all_agree(mine == first)
+        # One that the script writes on the volume has a marker, and may be of another attempt on another node.
+        is_same = first is None or self.resumer.is_same_on_all(None if named is None else Path(named.path))
+        self.script_choice_stands = self.consensus.all_agree(mine == first and is_same)
         if self.script_choice_stands:
             return named
         here = "none" if named is None else f"{named.path} (step {named.step})"

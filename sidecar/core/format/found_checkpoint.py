@@ -13,6 +13,7 @@ from trainer_hook.contract import (
     ListedFile,
     Marker,
     Node,
+    SaveIdentity,
     check_path,
     epoch_seconds,
     parse_marker,
@@ -130,6 +131,11 @@ class Finished:
     def restored_from(self) -> str | None:
         """Checksum of the commit that this directory was downloaded from; ``None``: it was not downloaded."""
         return restored_from(self.meta)
+
+    @property
+    def identity(self) -> SaveIdentity:
+        """The writing of the step, as its commit will name it, or the commit that it was downloaded from does."""
+        return SaveIdentity(self.attempt, self.save_id, rfc3339(self.created_at_s), is_committed=True)
 
     @property
     def is_partial(self) -> bool:

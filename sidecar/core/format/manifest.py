@@ -22,6 +22,7 @@ from trainer_hook.contract import (
     LaterFormatError,
     Marker,
     Node,
+    SaveIdentity,
     ambiguity,
     check_id,
     check_path,
@@ -153,6 +154,11 @@ class Commit(_Document):
     files: Size = 0
     size_bytes: Size = 0
     manifests: Annotated[tuple[ManifestEntry, ...], Field(min_length=1)]
+
+    @property
+    def identity(self) -> SaveIdentity:
+        """The writing of the step."""
+        return SaveIdentity(self.attempt, self.save_id, self.created_at, is_committed=True)
 
 
 class Quarantined(_Document):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,16 +16,14 @@ from trainer_hook.contract import (
     SaveIdentity,
     identity_of,
     may_be_same_save,
+    parse_identity,
     was_downloaded_in,
     written_after,
 )
 
-TIME = "2026-03-01T12:00:00.250Z"
-identities = st.builds(
-    SaveIdentity,
-    *(st.sampled_from([None, "a", "b"]) for _ in range(3)),
-    st.sampled_from([None, TIME, "2026-03-02T00:00:00.000Z"]),
-)
+TIME, LATER = "2026-03-01T12:00:00.250Z", "2026-03-01T12:00:07.000Z"
+few = st.sampled_from([None, "a", "b"])
+identities = st.builds(SaveIdentity, few, few, st.sampled_from([None, TIME, LATER]), st.booleans())
 
 
 @given(st.lists(st.integers(0, 2**62), max_size=5), st.integers(0, 2**62))
@@ -60,15 +59,17 @@ DOWNLOAD = Marker(attempt="a", created_at=TIME, meta={META_RESTORED: "1f"})
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [
-        (PART, replace(PART, created_at="2026-03-01T12:00:07Z"), True),
+        (PART, replace(PART, created_at=LATER), True),
         (PART, replace(PART, attempt="b"), False),
         (PART, replace(PART, save_id="2"), False),
         (PART, DOWNLOAD, True),
         (PART, replace(DOWNLOAD, attempt="b"), False),
-        (DOWNLOAD, replace(DOWNLOAD, meta={META_RESTORED: "2f"}), False),
+        (DOWNLOAD, replace(DOWNLOAD, meta={META_RESTORED: "2f"}), True),  # a commit that was gone is written again
+        (DOWNLOAD, replace(DOWNLOAD, created_at=LATER), False),
+        (DOWNLOAD, replace(DOWNLOAD, created_at=None), True),
     ],
 )
-def test_nodes_have_the_same_save_if_attempt_save_and_commit_do_not_differ(one: Marker, other: Marker, is_same: bool) -> None:
+def test_nodes_have_the_same_save_if_attempt_save_and_time_do_not_differ(one: Marker, other: Marker, is_same: bool) -> None:
     assert may_be_same_save(identity_of(one, marked_s=1.0), identity_of(other, marked_s=2.0)) is is_same
 
 
@@ -78,3 +79,21 @@ def test_nodes_have_the_same_save_if_attempt_save_and_commit_do_not_differ(one: 
 def test_the_time_tells_where_a_marker_has_no_attempt(marked_s: float | None, is_same: bool) -> None:
     """The sidecar gave the empty marker the attempt of its pod, and the time of its file."""
     assert may_be_same_save(identity_of(Marker(), marked_s=marked_s), identity_of(DOWNLOAD, marked_s=9.0)) is is_same
+
+
+ANSWER = {"attempt": "a", "save_id": "1", "finished_at": "2026-03-01T13:00:00.250+01:00"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "identity"),
+    [
+        (ANSWER, SaveIdentity("a", "1", TIME, is_committed=True)),
+        (ANSWER | {"save_id": None}, SaveIdentity("a", None, TIME, is_committed=True)),
+        (None, None),
+        ([ANSWER], None),
+        (ANSWER | {"attempt": 1}, None),
+        (ANSWER | {"finished_at": "yesterday"}, None),
+    ],
+)
+def test_the_sidecar_tells_which_save_it_has_compared_with_the_store(answer: Any, identity: SaveIdentity | None) -> None:
+    assert parse_identity(answer) == identity

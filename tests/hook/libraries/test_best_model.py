@@ -34,7 +34,10 @@ class Bringing:
 
     def __init__(self, volume: Path, reason: str | None = None) -> None:
         self.volume, self.reason, self.asked = volume, reason, list[str]()
-        self.usable = True
+        self.usable = self.same = True
+
+    def is_same_on_all(self, folder: Path) -> bool:
+        return self.same
 
     def is_usable(self, name: str) -> bool:
         return self.usable
@@ -82,6 +85,19 @@ def test_a_nodes_own_part_of_it_is_completed(usable: bool, reason: str | None, v
         one._load_best_model()
     assert bringing.asked == ([] if usable else ["checkpoint-4"])
     assert one.loaded == [str(own)], "with nothing better the library looks there, as without the hook"
+
+
+@pytest.mark.parametrize("reason", [None, "not in the store"])
+def test_parts_of_different_saves_are_no_best_model(reason: str | None, volume: Path) -> None:
+    (own := volume / "checkpoint-4").mkdir()
+    one, bringing = trainer(own), Bringing(volume, reason)
+    bringing.same = False
+    best = best_of(one, volume, bringing)
+    best.expect_on_volume()
+    with best.from_store():
+        one._load_best_model()
+    assert bringing.asked == ["checkpoint-4"]
+    assert one.loaded == ([] if reason else [str(own)])
 
 
 def test_one_that_cannot_be_had_is_said_and_training_ends_all_the_same(

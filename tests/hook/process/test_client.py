@@ -40,7 +40,9 @@ def test_ready_names_the_checkpoint_its_source_and_what_was_passed_over(answers:
     passed = [{"checkpoint": "checkpoint-9", "reason": "truncated"}]
     ready = {"state": "ready", "checkpoint": "checkpoint-7", "source": "store", "meta": {"base_step": 3}, "passed_over": passed}
     answers.by_call["POST /v1/resume"] = (202, ready)
-    assert resume(answers, volume) == ResumeResult("checkpoint-7", "store", {"base_step": 3}, (("checkpoint-9", "truncated"),))
+    assert resume(answers, volume) == ResumeResult(
+        "checkpoint-7", "store", None, {"base_step": 3}, (("checkpoint-9", "truncated"),)
+    )
     asked = {"checkpoint": "latest", "train_call": 0, "asked_by": "trainer"}
     assert answers.asked == [("POST /v1/resume", "Bearer none", asked)]
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.hook.several import ThreadConsensus, on_ranks
+from trainer_hook.contract import Marker
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.resuming.resumer import CannotResume, Choice, Resumer
 from trainer_hook.train_call.train_call import TrainCall
+from trainer_hook.volume.publish import finish
 
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
 
@@ -75,6 +77,15 @@ def test_one_that_every_node_has_on_a_disk_of_its_own_is_used_if_it_is_further(t
     assert resumed(tmp_path, own=own, chosen="checkpoint-700") == [("checkpoint-700", True)] * 2
 
 
+@pytest.mark.parametrize(("attempts", "chosen"), [("aa", (None, True)), ("ab", ("checkpoint-500", False))])
+def test_parts_of_different_attempts_are_not_one_checkpoint(attempts: str, chosen: Any, tmp_path: Path) -> None:
+    """A script with its ``output_dir`` on the volume: each node has a part of a step, one of them of an earlier job."""
+    for node, attempt in enumerate(attempts):
+        checkpoint(tmp_path / f"node-{node}", 600)
+        finish(tmp_path / f"node-{node}/checkpoint-600", Marker(step=600, attempt=attempt))
+    assert resumed(tmp_path, own=[True, True]) == [chosen] * 2
+
+
 def test_without_another_one_no_rank_goes_on_from_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint(tmp_path / "node-0", 600)
     assert resumed(tmp_path, own=[True, True], chosen=None) == [(None, False)] * 2
@@ -120,8 +131,10 @@ def test_lightnings_file_of_one_name_may_be_of_another_step_on_another_node(
         fit = Fit.__new__(Fit)
         fit._world, fit._ckpt_path = consensus.world, str(own / "last.ckpt")
         call = TrainCall.__new__(TrainCall)
-        call.consensus, call._driver, call.resumer = consensus, fit, None  # type: ignore[assignment]
-        call.session = SimpleNamespace(settings=SimpleNamespace(fail_without_store=False))  # type: ignore[assignment]
+        settings: Any = SimpleNamespace(dir=tmp_path, fail_without_store=False)
+        call.consensus, call._driver = consensus, fit
+        call.resumer = Resumer(settings, None, consensus, missing=lambda *_, **__: [])  # type: ignore[arg-type]
+        call.session = SimpleNamespace(settings=settings)  # type: ignore[assignment]
         named = call._script_checkpoint(None)
         assert (named is not None) == call.script_choice_stands
         return call.script_choice_stands

@@ -69,7 +69,7 @@ class BestModel:
         if self._is_on_volume:
             best = self._volume / self._name_of(state.best_global_step)
             state.best_model_checkpoint = str(best)
-        is_there = self._agree(best.is_dir())
+        is_there = self._agree(best.is_dir()) and self._resumer.is_same_on_all(best)
         if is_there and self._agree(self._resumer.is_usable(best.name)):
             return True
         info(f"fetches {best.name}, the best model")

@@ -112,7 +112,13 @@ def _received(connection: socket.socket) -> tuple[int, Any]:
     version, status, *_ = [*head[:64].split(None, 2), b"", b""]
     if not version.startswith(b"HTTP/1.") or not status.isdigit():
         raise ValueError("the connection ended without an HTTP answer")
-    return int(status), json.loads(body)
+    try:
+        answer = json.loads(body)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(answer, dict):
+        raise ValueError("the answer is not the sidecar's: it is no JSON object")
+    return int(status), answer
 
 
 def _port(text: str) -> int:

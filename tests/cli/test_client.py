@@ -12,6 +12,8 @@ import pytest
 
 from sidecar.cli.client import Client, Refused, Unreachable
 
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+
 
 @contextmanager
 def server(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
@@ -43,7 +45,17 @@ def _volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_volume")
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n{", b"SSH-2.0 hello\r\n", b"HTTP/1.1 x"],
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n{",
+        OK + b"[]",
+        OK + b"5",
+        OK + b"[" * 100_000,
+        b"SSH-2.0 hello\r\n",
+        b"HTTP/1.1 x",
+    ],
 )
 def test_what_is_no_whole_answer_is_no_sidecar(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with server(answer) as (port, _):

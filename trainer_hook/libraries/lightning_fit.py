@@ -16,7 +16,8 @@ from trainer_hook.libraries import lightning_state
 from trainer_hook.libraries.lightning_validation import UNFINISHED, Validation
 from trainer_hook.loops import randomness, state_files
 from trainer_hook.loops.loading import Pass, is_stateful, outside_pass
-from trainer_hook.loops.loop import PROGRESS, missing_from, rank_file
+from trainer_hook.loops.loop import missing_from, rank_file
+from trainer_hook.loops.position import PROGRESS, read_position
 from trainer_hook.process.log import info
 from trainer_hook.process.patching import replaced
 from trainer_hook.process.session import Session
@@ -69,6 +70,10 @@ class Fit(Driver):
         is_there = any(name == CHECKPOINT or name.startswith(f"{CHECKPOINT}/") for name in files)
         return missing_from(files, **ranks) + ([] if is_there else [CHECKPOINT])
 
+    def check(self, folder: Path) -> None:
+        """As ``Driver.check``."""
+        read_position(folder)
+
     def background(self) -> Background | None:
         """As ``Driver.background``."""
         return background_for(self._session.settings, _obstacle(self.trainer.strategy))
@@ -99,8 +104,8 @@ class Fit(Driver):
         return choice.path / CHECKPOINT
 
     def _read_position(self, choice: Choice) -> None:
-        progress = json.loads((choice.path / PROGRESS).read_text())
-        self._batch = int(progress["batch"])
+        progress = read_position(choice.path)
+        self._batch = progress["batch"]
         if progress["world_size"] == self._world.size:
             self._resumed = state_files.read_pt(choice.path / rank_file(self._world.rank))
             self._unfinished = list(progress.get("unfinished", []))

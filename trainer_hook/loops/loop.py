@@ -17,6 +17,7 @@ from trainer_hook.asynchronous.background import Background
 from trainer_hook.contract import META_OWN_SHARDS
 from trainer_hook.loops import randomness, state_files
 from trainer_hook.loops.loading import EPOCH_OF_WORKERS, Pass, has_own_epoch, outside_pass
+from trainer_hook.loops.position import PROGRESS, read_position
 from trainer_hook.process.log import info
 from trainer_hook.process.session import session_from_environment
 from trainer_hook.process.training_progress import TrainingProgress
@@ -25,8 +26,6 @@ from trainer_hook.train_call.driver import Driver
 from trainer_hook.train_call.train_call import TrainCall
 
 Batch = TypeVar("Batch")
-
-PROGRESS = "progress.json"
 
 
 def rank_file(rank: int) -> str:
@@ -291,16 +290,16 @@ class Loop:
         choice = call.resume()
         if choice is None:
             return
-        progress = json.loads((choice.path / PROGRESS).read_text())
+        progress = read_position(choice.path)
         self._load(choice.path, progress)
-        self.global_step, self.epoch, self.batch = (int(progress[key]) for key in ("step", "epoch", "batch"))
-        self._finished = bool(progress["finished"])
+        self.global_step, self.epoch, self.batch = (progress[key] for key in ("step", "epoch", "batch"))
+        self._finished = bool(progress.get("finished"))
         if progress["world_size"] == self._world.size:
             self._resumed = state_files.read_pt(choice.path / rank_file(self._world.rank))
             if "sampler" in self._resumed and _has_state(self._sampler):
                 self._sampler.load_state_dict(self._resumed["sampler"])
         else:  # each rank has another part of the data: skip the same share of the epoch
-            self.batch = self.batch * int(progress["world_size"]) // self._world.size
+            self.batch = self.batch * progress["world_size"] // self._world.size
         self._restore_random()
         info(f"resumes from {choice.name} (epoch {self.epoch}, batch {self.batch})")
         if self._world.size > 2 and any(map(rebuilds_buckets, self._objects.values())):  # a sum of two has one order
@@ -326,6 +325,9 @@ class _LoopDriver(Driver):
         self._loop = loop
 
     missing_files = staticmethod(missing_from)
+
+    def check(self, folder: Path) -> None:
+        read_position(folder)
 
     @property
     def global_step(self) -> int:

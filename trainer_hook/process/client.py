@@ -7,11 +7,12 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.contract import TOKEN, SaveIdentity, parse_identity
+from trainer_hook.contract import TOKEN, step_of
+from trainer_hook.process.answers import ResumeResult, missing, objects, progress_text, resume_progress, resume_result, texts
 from trainer_hook.process.progress_bar import Bar
 
 ABSENT_AFTER_S = 30.0
@@ -32,21 +33,6 @@ _PAGE = 20
 
 class SidecarAbsent(Exception):
     """The sidecar does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeResult:
-    """Outcome of a resume request. ``checkpoint`` ``None``: there is nothing to resume from, for the reasons in the rest."""
-
-    checkpoint: str | None = None
-    source: str | None = None
-    save: SaveIdentity | None = None
-    """The writing of the step; ``None``: an older sidecar does not say."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    passed_over: tuple[tuple[str, str], ...] = ()
-    detail: str | None = None
-    known: bool = True
-    """False: the outcome is unknown (no store, no space, timeout)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +89,30 @@ class Client:
             drawn = bar is not None and bar(progress)
             if not drawn and time.monotonic() - reported_s > 5:
                 reported_s = time.monotonic()
-                tell(_progress_text(progress))
+                tell(progress_text(progress))
             try:
                 wait_s = 0.5 if bar else 2
                 path = f"/v1/resume/{progress['id']}" if progress.get("id") else "/v1/resume"  # an older sidecar has no ids
-                progress = _expect_success(*self._call("GET", f"{path}?wait_s={wait_s}", None, timeout_s=10))
+                answer = self._call("GET", f"{path}?wait_s={wait_s}", None, timeout_s=10)
+                progress = resume_progress(_expect_success(*answer))
             except OSError:  # the sidecar restarts, without this request; it continues the download
                 time.sleep(_RETRY_S)
                 progress = ask()
         if bar is not None:
             bar.close()
-        return _answer(progress)
+        return resume_result(progress)
 
     def flush(self, *, timeout_s: float) -> FlushResult:
         """Wait until all finished checkpoints are durable, or the time is over."""
         status, answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
         if status == _GATEWAY_TIMEOUT:
-            return FlushResult(missing=tuple(answer.get("missing") or ()))
-        return FlushResult(durable=tuple(_expect_success(status, answer).get("durable") or ()))
+            return FlushResult(missing=tuple(missing(answer)))
+        return FlushResult(durable=tuple(texts(_expect_success(status, answer), "durable")))
 
     def make_room(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
         """Have durable checkpoints deleted from the volume until this much is free. Returns their names."""
         answer = _expect_success(*self._call("POST", "/v1/room", {"bytes": wanted_bytes}, timeout_s=timeout_s))
-        return [str(name) for name in answer.get("deleted") or ()]
+        return texts(answer, "deleted")
 
     def degraded(self) -> str | None:
         """Return why the store cannot be used at present; ``None``: it can."""
@@ -137,7 +124,8 @@ class Client:
         while True:
             path = f"/v1/checkpoints?where=store&before_step={than_step}&limit={_PAGE}"
             answer = _expect_success(*self._call("GET", path, None, timeout_s=60))
-            steps = {int(c["step"]): str(c["name"]) for c in answer.get("checkpoints", []) if c.get("step") is not None}
+            names = [each["name"] for each in objects(answer, "checkpoints", named_by="name")]
+            steps = {step: name for name in names if (step := step_of(name)) is not None}
             older = sorted((step for step in steps if step < than_step), reverse=True)
             yield from (steps[step] for step in older)
             if len(older) < _PAGE:
@@ -156,7 +144,7 @@ class Client:
                 if status == _UNPROCESSABLE and origin:  # an older sidecar, without this field
                     origin = {}
                     continue
-                answer = _expect_success(status, content)
+                answer = resume_progress(_expect_success(status, content))
                 self._patience_s = None
                 return answer
             except OSError as error:
@@ -187,11 +175,11 @@ class Client:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     content = json.loads(error.read())
                     return error.code, content if isinstance(content, dict) else {}
                 return error.code, {}
-        except (ValueError, http.client.HTTPException) as error:
+        except (ValueError, RecursionError, http.client.HTTPException) as error:
             raise OSError(f"not an answer of the sidecar: {error!r}") from None
 
     def _token(self) -> str | None:
@@ -214,23 +202,3 @@ def _expect_success(status: int, answer: Any) -> Any:
         detail = answer.get("detail") if isinstance(answer, dict) else None
         raise OSError(detail or f"the sidecar answered HTTP {status}")
     return answer
-
-
-def _answer(progress: dict[str, Any]) -> ResumeResult:
-    passed = tuple((str(p["checkpoint"]), str(p["reason"])) for p in progress.get("passed_over") or ())
-    state = progress.get("state")
-    if state == "ready":
-        save = parse_identity(progress.get("save"))
-        return ResumeResult(progress["checkpoint"], progress.get("source"), save, progress.get("meta") or {}, passed)
-    if state == "none":
-        return ResumeResult(passed_over=passed, detail=progress.get("detail"))
-    detail = progress.get("detail") or "no answer in time: raise CKPT_RESUME_TIMEOUT_S"
-    return ResumeResult(passed_over=passed, detail=detail, known=False)
-
-
-def _progress_text(progress: dict[str, Any]) -> str:
-    if progress.get("detail"):
-        return f"waiting for the checkpoint to resume from: {progress['detail']}"
-    done, total = progress.get("done_bytes") or 0, progress.get("total_bytes") or 0
-    share = f", {100 * done / total:.0f} % of {total / 1e9:.2f} GB" if total else ""
-    return f"{progress['state']} {progress.get('checkpoint') or ''}{share}"

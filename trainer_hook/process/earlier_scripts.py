@@ -57,7 +57,7 @@ def _read(volume: Path, container: str) -> list[Ended]:
         if content["container"] != container:
             return []
         return [Ended(str(e["script"]), int(e["calls"]), int(e["steps"]), str(e["attempt"])) for e in content["scripts"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return []
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer_hook import contract
-from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
+from trainer_hook.process.answers import ResumeResult
+from trainer_hook.process.client import Client, SidecarAbsent
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.progress_bar import bar
 from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import Settings
+from trainer_hook.resuming.shards import missing_shards
 from trainer_hook.volume import lease
 from trainer_hook.volume.checkpoint_folder import LocalCheckpoint, finished_on
 from trainer_hook.volume.doubts import of_other_runs, reason_not_to_use
@@ -62,12 +63,14 @@ class Resumer:
         *,
         missing: Callable[..., list[str]],
         reads_all: bool = False,
+        check: Callable[[Path], None] = lambda _: None,
     ) -> None:
         """Create it for one call.
 
         ``missing`` returns what a checkpoint lacks for one rank, with the arguments of ``Driver.missing_files``. ``reads_all``:
-        loading may read files of any rank, so each node downloads all of them.
+        loading may read files of any rank, so each node downloads all of them. ``check`` as ``Driver.check``.
         """
+        self._check = check
         self._reads_all = reads_all
         self._missing = missing
         self._settings = settings
@@ -115,6 +118,8 @@ class Resumer:
         if not self._consensus.all_agree(there) or not self.is_same_on_all(path):
             return None
         marker = _marker(path)
+        if not self._consensus.all_agree(self._unreadable(path) is None):
+            return None
         return path if self._consensus.all_agree(contract.train_call_of(marker.meta) == train_call) else None
 
     def lacks(self, folder: Path) -> list[str]:
@@ -256,7 +261,7 @@ class Resumer:
         world, marker = self._consensus.world, _marker(folder)
         try:
             files = _sizes(folder)
-            shards = _missing_shards(folder)
+            shards = missing_shards(folder)
         except (OSError, ValueError) as error:
             return f"it cannot be read: {error}"
         changed = [f.path for f in marker.files or () if files.get(f.path) != f.size_bytes]
@@ -264,8 +269,17 @@ class Resumer:
         if missing or changed:
             why = "; was it saved with save_only_model?" if {"optimizer.pt", "scheduler.pt"} <= {*missing} else ""
             return f"{', '.join(dict.fromkeys([*missing, *changed]))} missing or incomplete: it cannot be resumed exactly{why}"
+        if (reason := self._unreadable(folder)) is not None:
+            return f"it cannot be read: {reason}"
         if marker.world_size not in (None, world.size):
             info(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
+        return None
+
+    def _unreadable(self, folder: Path) -> str | None:
+        try:
+            self._check(folder)
+        except (OSError, contract.ContractError) as error:
+            return str(error)
         return None
 
 
@@ -278,13 +292,8 @@ def _marker(folder: Path) -> contract.Marker:
 
 def _sizes(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def _told(save: contract.SaveIdentity) -> str:
     said = {"attempt": save.attempt, "save": save.save_id, "finished at": save.finished_at}
     return ", ".join(f"{name} {value}" for name, value in said.items() if value is not None) or "no marker"
-
-
-def _missing_shards(folder: Path) -> list[str]:
-    missing: set[str] = set()
-    for index in folder.glob("*.index.json"):
-        shards = set(json.loads(index.read_bytes()).get("weight_map", {}).values())
-        missing |= {shard for shard in shards if not (folder / shard).is_file()}
-    return sorted(missing)

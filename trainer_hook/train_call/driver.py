@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous.background import Background
@@ -40,6 +41,14 @@ class Driver(StepWriter):
         ``world_size``, the random state is not needed.
         """
         raise NotImplementedError
+
+    def check(self, folder: Path) -> None:
+        """Read what this library reads of its own records in a complete checkpoint, or in ``final``.
+
+        Raises:
+            ContractError: A record is malformed, so that loading would end the training.
+            OSError: It cannot be read.
+        """
 
     def reads_all(self) -> bool:
         """Whether loading may read files that ranks of other nodes wrote."""

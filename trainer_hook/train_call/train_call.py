@@ -39,7 +39,12 @@ class TrainCall:
             exit_preempted(session, 0)
         self._driver = driver
         self.resumer = Resumer(
-            session.settings, session.client, self.consensus, missing=driver.missing_files, reads_all=driver.reads_all()
+            session.settings,
+            session.client,
+            self.consensus,
+            missing=driver.missing_files,
+            reads_all=driver.reads_all(),
+            check=driver.check,
         )
         self.saver = StepSaver(session, driver, driver.background())
         self.monitor = StepMonitor(session)

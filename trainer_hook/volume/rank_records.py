@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from trainer_hook import contract
+from trainer_hook.contract.typed_json import json_object
 from trainer_hook.volume.publish import make_system_folders, publish
 
 
@@ -75,6 +75,6 @@ class RankRecords:
 
     def _is_ours(self, path: Path) -> bool:
         try:
-            return bool(json.loads(path.read_bytes()).get("attempt") == self._attempt)
-        except (OSError, ValueError, AttributeError):
+            return bool(json_object(path.read_bytes(), what=path.name).get("attempt") == self._attempt)
+        except (OSError, contract.ContractError):
             return False

@@ -16,7 +16,8 @@ from tests.hook.job import Answers
 from tests.ports import free_port
 from tests.process.sidecar_process import sidecar, write_checkpoint
 from trainer_hook.process import client as client_module
-from trainer_hook.process.client import Client, FlushResult, ResumeResult, SidecarAbsent
+from trainer_hook.process.answers import ResumeResult
+from trainer_hook.process.client import Client, FlushResult, SidecarAbsent
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +41,7 @@ def test_ready_names_the_checkpoint_its_source_and_what_was_passed_over(answers:
     passed = [{"checkpoint": "checkpoint-9", "reason": "truncated"}]
     ready = {"state": "ready", "checkpoint": "checkpoint-7", "source": "store", "meta": {"base_step": 3}, "passed_over": passed}
     answers.by_call["POST /v1/resume"] = (202, ready)
-    assert resume(answers, volume) == ResumeResult(
-        "checkpoint-7", "store", None, {"base_step": 3}, (("checkpoint-9", "truncated"),)
-    )
+    assert resume(answers, volume) == ResumeResult("checkpoint-7", "store", {"base_step": 3}, (("checkpoint-9", "truncated"),))
     asked = {"checkpoint": "latest", "train_call": 0, "asked_by": "trainer"}
     assert answers.asked == [("POST /v1/resume", "Bearer none", asked)]
 
@@ -263,3 +262,57 @@ def test_many_older_checkpoints_are_asked_for_in_pages(answers: Answers, volume:
 def test_a_proxy_in_the_environment_is_not_used(answers: Answers, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     assert resume(answers, volume).known
+
+
+DEEP = b"[" * 100_000
+NO_RESUME = [
+    {"state": "ready"},
+    {"state": "ready", "checkpoint": 7},
+    {"state": "ready", "checkpoint": "../x"},
+    {"state": "ready", "checkpoint": "checkpoint-1", "meta": [1]},
+    {"state": "none", "passed_over": 5},
+    {"state": "none", "passed_over": [1]},
+    {"state": "none", "passed_over": [{}]},
+    {"state": "downloading", "done_bytes": "many"},
+    [{"state": "none"}],
+    DEEP,
+]
+
+
+@pytest.mark.parametrize("content", NO_RESUME, ids=str)
+def test_json_of_another_form_is_no_answer_to_a_resume(content: Any, answers: Answers, volume: Path) -> None:
+    """Another program on the port ended the training by its answer."""
+    answers.by_call["POST /v1/resume"] = (202, content)
+    with pytest.raises(SidecarAbsent):
+        resume(answers, volume)
+
+
+@pytest.mark.parametrize(
+    ("call", "content"),
+    [
+        ("flush", {"missing": 5}),
+        ("flush", {"missing": [1]}),
+        ("flush", {"missing": [{}]}),
+        ("flush", {"missing": [{"checkpoint": "checkpoint-1", "reason": 5}]}),
+        ("flush", {"missing": [{"checkpoint": "checkpoint-1", "sent_bytes": "few"}]}),
+        ("room", {"deleted": 5}),
+        ("room", {"deleted": [5]}),
+        ("checkpoints", {"checkpoints": 5}),
+        ("checkpoints", {"checkpoints": [1]}),
+        ("checkpoints", {"checkpoints": [{"step": 1}]}),
+    ],
+)
+def test_json_of_another_form_is_no_answer_to_any_call(call: str, content: Any, answers: Answers, volume: Path) -> None:
+    client = Client(answers.url, volume)
+    answers.by_call |= {
+        "POST /v1/flush": (504, content),
+        "POST /v1/room": (200, content),
+        "GET /v1/checkpoints": (200, content),
+    }
+    calls: dict[str, Callable[[], Any]] = {
+        "flush": lambda: client.flush(timeout_s=1),
+        "room": lambda: client.free_space(1, timeout_s=5),
+        "checkpoints": lambda: list(client.older_checkpoints(5)),
+    }
+    with pytest.raises(OSError, match="not an answer of the sidecar"):
+        calls[call]()

@@ -11,7 +11,8 @@ import pytest
 from sidecar.volume.boot import boot_id
 from tests.hook.several import ThreadConsensus, on_ranks
 from trainer_hook.contract import FINAL, META_RESTORED, META_RESTORED_BOOT, ListedFile, Marker, Node, SaveIdentity
-from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
+from trainer_hook.process.answers import ResumeResult
+from trainer_hook.process.client import Client, SidecarAbsent
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
 from trainer_hook.volume.publish import finish
@@ -30,7 +31,7 @@ class Ready(Client):
     def resume(self, checkpoint: str, **_: Any) -> ResumeResult:
         if not self._is_there:
             raise SidecarAbsent("no sidecar answers")
-        return ResumeResult("checkpoint-20" if checkpoint == "latest" else checkpoint, "store", self._save)
+        return ResumeResult("checkpoint-20" if checkpoint == "latest" else checkpoint, "store", save=self._save)
 
     def older_checkpoints(self, than_step: int) -> Any:
         return iter(["checkpoint-10"] if than_step > 10 else [])

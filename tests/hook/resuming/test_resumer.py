@@ -14,7 +14,8 @@ import pytest
 from tests.ports import free_port
 from trainer_hook.contract import LOCK, META_PARTIAL, META_RESTORED, Marker
 from trainer_hook.process import client as client_module
-from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
+from trainer_hook.process.answers import ResumeResult
+from trainer_hook.process.client import Client, SidecarAbsent
 from trainer_hook.process.rank_consensus import RankConsensus, place_among
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer

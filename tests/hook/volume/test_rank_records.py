@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +80,10 @@ def test_a_folder_is_replaced_that_was_begun_by_the_hook_or_is_finished_or_empty
     assert rank.may_replace(folder)
     rank.end("final")
     assert not rank.may_replace(folder)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"5", b'{"attempt": ["a"]}', b"[" * 100_000, b"{"])
+def test_a_record_of_another_form_is_not_of_this_attempt(content: bytes, volume: Path) -> None:
+    first, second = records(volume, ranks=2)
+    (volume / ".ckpt/ranks/checkpoint-5.7.done").write_bytes(content)
+    assert [first.record_part("checkpoint-5"), second.record_part("checkpoint-5")] == [False, True]

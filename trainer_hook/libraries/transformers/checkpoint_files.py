@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from trainer_hook.contract import ContractError
+from trainer_hook.contract.typed_json import integer, json_object, number, typed
 
 STATE = "trainer_state.json"
 META_STOPPED_EARLY = "stopped_early"
@@ -52,12 +54,30 @@ def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return ``trainer_state.json`` of a checkpoint, or an empty one."""
+    """Return ``trainer_state.json`` of a checkpoint, or an empty one: it is not there, or malformed."""
     try:
-        state = json.loads((folder / STATE).read_bytes())
-    except (OSError, ValueError):
+        return parse_state((folder / STATE).read_bytes())
+    except (OSError, ContractError):
         return {}
-    return state if isinstance(state, dict) else {}
+
+
+def parse_state(raw: bytes) -> dict[str, Any]:
+    """Return the content of ``trainer_state.json``.
+
+    Raises ``ContractError``: Trainer could not load it, or its position is not a number.
+    """
+    try:
+        state = json_object(raw, what=STATE)
+        integer(state, "global_step")
+        for name in ("max_steps", "num_train_epochs", "epoch"):
+            number(state, name)
+        for name, kind in (("log_history", list), ("stateful_callbacks", dict), ("best_model_checkpoint", str)):
+            typed(state, name, kind)
+        if not all(isinstance(entry, dict) for entry in state.get("log_history") or ()):
+            raise ContractError("log_history must hold objects")
+    except ContractError as error:
+        raise ContractError(f"{STATE}: {error}") from None
+    return state
 
 
 def state_bytes(trainer: Any) -> int:

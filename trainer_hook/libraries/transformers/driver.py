@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous.background import Background
-from trainer_hook.libraries.transformers.checkpoint_files import STATE, missing_from, read_state, state_bytes
+from trainer_hook.libraries.transformers.checkpoint_files import STATE, missing_from, parse_state, read_state, state_bytes
 from trainer_hook.libraries.transformers.step_tail import META_UNFINISHED, StepTail
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
@@ -73,6 +73,10 @@ class TrainerDriver(Driver):
             self._session.saved &= self._saved_before
 
     missing_files = staticmethod(missing_from)
+
+    def check(self, folder: Path) -> None:
+        """As ``Driver.check``."""
+        parse_state((folder / STATE).read_bytes())
 
     def reads_all(self) -> bool:
         """As ``Driver.reads_all``: DeepSpeed may be configured to read the files of all ranks."""

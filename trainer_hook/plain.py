@@ -24,6 +24,7 @@ from typing import Any
 
 from trainer_hook.contract import step_of
 from trainer_hook.process.log import info
+from trainer_hook.process.rank_consensus import World
 from trainer_hook.process.session import session_from_environment
 from trainer_hook.resuming.resumer import Resumer
 from trainer_hook.saving.step_monitor import StepMonitor
@@ -40,7 +41,7 @@ def latest() -> Path | None:
     session = session_from_environment()
     if session is None:
         return None
-    resumer = Resumer(session.settings, session.client, session.join(), missing=lambda *_, **__: [], reads_all=True)
+    resumer = Resumer(session.settings, session.client, session.join_again(), missing=lambda *_, **__: [], reads_all=True)
     choice = resumer.choose(session.train_calls)
     if choice is None:
         info("no checkpoint to resume from")
@@ -62,10 +63,11 @@ def save(step: int, write: Callable[[Path], Any]) -> bool:
     session = session_from_environment()
     if session is None:
         return False
-    if (saving := _saving.get(session.pid)) is None:
+    world = session.join_again().world
+    if (saving := _saving.get(session.pid)) is None or saving[2] != world:
         writer = _Writer(write)
-        saving = _saving[session.pid] = writer, StepSaver(session, writer)
-    writer, saver = saving
+        saving = _saving[session.pid] = writer, StepSaver(session, writer), world
+    writer, saver, _ = saving
     writer.write_files = write
     is_urgent = session.stop.notice_at_s is not None
     if is_urgent:
@@ -89,6 +91,7 @@ def stopping() -> bool:
     session = session_from_environment()
     if session is None:
         return False
+    session.join_again()
     monitor = _monitors.get(session.pid)
     if monitor is None:
         monitor = _monitors[session.pid] = StepMonitor(session)
@@ -119,5 +122,5 @@ def _nothing(_: Path) -> None:
     """Stand in for the script's function between two saves."""
 
 
-_saving: dict[int, tuple[_Writer, StepSaver]] = {}
-"""What saves, by process: it knows the size of the last checkpoint, and what it has warned of."""
+_saving: dict[int, tuple[_Writer, StepSaver, World]] = {}
+"""What saves, by process, and for which ranks: it knows the size of the last checkpoint, and what it has warned of."""

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,15 @@ def new_attempt() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:8]}"
 
 
+def _scripts_group() -> Any:
+    """Return the process group that the script has initialized; ``None``: there is none."""
+    if "torch" not in sys.modules:
+        return None
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
 def scripts_timeout_s() -> float:
     """Return the timeout that the script gave its own process group; 0: unknown."""
     import torch.distributed as dist
@@ -143,6 +153,8 @@ class RankConsensus:
         self.world = World()
         self.group: Any = None
         """The gloo group of all ranks; ``None``: a single process."""
+        self._joined: weakref.ref[Any] | None = None
+        """The script's process group when this joined it; ``None``: there was none."""
         self._tick = self._next_tick = 0
         self._kind = ""
         self._last: tuple[int, float] | None = None
@@ -150,6 +162,20 @@ class RankConsensus:
         """Monotonic start of the collective that this rank waits in; ``None``: it does not wait."""
         self._timeout_s = max(MIN_TIMEOUT_S, timeout_s)
         self._join()
+
+    def rejoin(self) -> bool:
+        """Join the process group that the script has now, unless it is the one joined before. Returns whether it did.
+
+        A script may destroy its group and initialize another one between two calls of ``train()``. Collective if it has.
+        """
+        joined, present = self._joined and self._joined(), _scripts_group()
+        if joined is present and (present is not None or self.group is None):
+            return False
+        self.world, self.group, self._joined = World(), None, None
+        self._tick = self._next_tick = 0
+        self._kind, self._last = "", None
+        self._join()
+        return True
 
     def new_group(self) -> Any:
         """Return another gloo group of all ranks, for use in a thread; ``None``: a single process. Collective."""
@@ -160,11 +186,12 @@ class RankConsensus:
         return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
 
     def _join(self) -> None:
-        if "torch" not in sys.modules:  # so there is no process group
+        if (present := _scripts_group()) is None:
             return
         import torch.distributed as dist
 
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        self._joined = weakref.ref(present)
+        if dist.get_world_size() == 1:
             return
         # Where the script lets a rank work alone for hours, no rank may be given up before.
         self._timeout_s = min(MAX_TIMEOUT_S, max(self._timeout_s, scripts_timeout_s()))

@@ -77,12 +77,19 @@ class Session:
             self.stop.install()
 
     def join(self) -> RankConsensus:
-        """Take this rank's lease and agree on the attempt. Collective at the first ``train()``; later calls return at once."""
+        """Take this rank's lease and agree on the attempt. Collective at the first time; later calls return at once."""
         if self.consensus is None:
             consensus = RankConsensus(timeout_s=self.settings.resume_timeout_s + 60)
             self.take_part(consensus.world, consensus.from_rank_0(self.attempt or new_attempt()))
             self.consensus = consensus
         return self.consensus
+
+    def join_again(self) -> RankConsensus:
+        """As ``join``, where a ``train()`` call begins: with the process group that the script has now. Collective."""
+        consensus = self.join()
+        if consensus.rejoin():
+            self.take_part(consensus.world, consensus.from_rank_0(self.attempt))
+        return consensus
 
     def count_on_from(self, earlier: Ended) -> None:
         """Count on from the scripts that trained before this one. The same on every rank."""
@@ -114,7 +121,8 @@ class Session:
     def take_part(self, world: World, attempt: str) -> None:
         """Take this rank's lease for an attempt."""
         try:
-            if self.world is None and not lease.hold(self.settings.dir, world.rank):
+            is_new = self.world is None or self.world.rank != world.rank
+            if is_new and not lease.hold(self.settings.dir, world.rank):
                 warn(f"another process holds the lease of rank {world.rank} in {self.settings.dir}: one job per volume")
         except OSError as error:
             warn(f"no lease ({error}): the sidecar cannot see that rank {world.rank} is alive")

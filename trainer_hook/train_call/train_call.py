@@ -30,7 +30,7 @@ class TrainCall:
         """Join the other ranks. Raises ``SystemExit``: a rank has its termination notice already."""
         session.outcome = None
         self.session = session
-        self.consensus = session.join()
+        self.consensus = session.join_again()
         if session.earlier is None:
             session.count_on_from(
                 self.consensus.from_rank_0(last_ended(session.settings.dir) if self.consensus.world.rank == 0 else None)

@@ -14,7 +14,7 @@ import pytest
 from tests.hook.job import PATIENCE_S, ROOT, plain_environ
 from tests.lazy import LazyModule
 from trainer_hook.process import log
-from trainer_hook.process.rank_consensus import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RankConsensus, RanksUnreachable, Vote
+from trainer_hook.process.rank_consensus import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RankConsensus, RanksUnreachable, Vote, World
 
 dist = LazyModule("torch.distributed")
 
@@ -141,3 +141,18 @@ def test_a_rank_that_died_before_training_is_not_waited_for(tmp_path: Path) -> N
 def test_a_rank_may_come_later_than_the_scripts_own_timeout(tmp_path: Path) -> None:
     """Without the hook it would be in time, because nobody waits for it before the first collective of training."""
     assert ranks(tmp_path, late_s=7) == [(0, "2\n"), (0, "2\n")]
+
+
+def test_a_group_that_was_destroyed_leaves_a_single_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/first", rank=0, world_size=1)
+    one = RankConsensus()
+    one.world, one.group = World(1, 2, 0, 1, (0, 1)), "of two ranks"
+    assert not one.rejoin(), "it is the same"
+    dist.destroy_process_group()
+    assert one.rejoin()
+    assert (one.world, one.all_agree(True), one.from_rank_0("x")) == (World(), True, "x")
+    assert not one.rejoin()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/second", rank=0, world_size=1)
+    assert one.rejoin()
+    assert not one.rejoin()
+    dist.destroy_process_group()

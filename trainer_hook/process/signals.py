@@ -24,6 +24,7 @@ from trainer_hook import contract
 from trainer_hook.process import main_thread
 from trainer_hook.process.fork_mask import ForkMask
 from trainer_hook.process.log import warn
+from trainer_hook.process.native_handler import NativeHandler
 from trainer_hook.process.pid_one import default_action
 from trainer_hook.process.system_exit import kept, soon, watched
 from trainer_hook.process.trainers_below import is_below_trainer, ranks_below, wait_for_trainers
@@ -62,6 +63,7 @@ class StopSignal:
         self._over: tuple[Any, Any] | None = None
         """While this handler has replaced one that the script installed later: that one, and the ``_previous`` of before."""
         self._calls_theirs = False
+        self._native = NativeHandler()
         self.suppressed: BaseException | None = None
         """Exception of a handler of the script during training. It is raised after the save; ``None``: there is none."""
         self._is_postponed = False
@@ -98,7 +100,7 @@ class StopSignal:
 
     def install_again(self) -> None:
         """Replace a handler that was installed after this one."""
-        self._in_main_thread(lambda: signal.signal(signal.SIGTERM, self._handle))
+        self._in_main_thread(self._set_handler)
 
     def defer(self) -> None:
         """Training begins: a signal is only recorded, also where the script has installed a handler over this one."""
@@ -123,18 +125,25 @@ class StopSignal:
         elif self._is_postponed:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def _set_handler(self) -> Any:
+        previous = signal.signal(signal.SIGTERM, self._handle)
+        self._native.see_pythons()
+        return previous
+
     def _take_over(self) -> None:
         self._take_wakeup()
+        self._native.take_place()
         theirs = signal.getsignal(signal.SIGTERM)
         if self._sockets is not None and theirs is not None and theirs != self._handle:
             self._over, self._previous = (theirs, self._previous), theirs
-            signal.signal(signal.SIGTERM, self._handle)
+            self._set_handler()
 
     def _hand_back(self) -> None:
         if self._over is not None:
             (theirs, self._previous), self._over = self._over, None
             if signal.getsignal(signal.SIGTERM) == self._handle:
                 signal.signal(signal.SIGTERM, theirs)
+        self._native.give_back()
 
     def _in_main_thread(self, then: Callable[[], object]) -> bool:
         """Run a function in the main thread, which alone can change signal handlers. Returns whether it has run."""
@@ -162,7 +171,7 @@ class StopSignal:
             main_thread.ask(end)
 
     def _take_signal(self) -> None:
-        previous = signal.signal(signal.SIGTERM, self._handle)
+        previous = self._set_handler()
         self._previous = signal.SIG_DFL if previous is default_action else previous
         self._take_wakeup()
 
@@ -213,6 +222,7 @@ class StopSignal:
             self._handle_in_child(number, frame)
             return
         self._notice_signal()
+        self._native.call()
         if self.is_training:
             # DataLoader workers get the signal to the group, too; their end must not raise an exception during a save.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -311,6 +321,8 @@ class StopSignal:
         if self.notice_at_s is None and now_s - self._polled_s >= _POLL_S:
             self._polled_s = now_s
             self._read_notice()
+            if self.is_training:  # a library may have installed a handler since
+                _ask_main_thread(self._native.take_place)
         return self.notice_at_s is not None
 
     def _read_notice(self) -> None:

@@ -1,0 +1,88 @@
+"""Handlers of SIGTERM that C code installs over the hook's: Python does not know of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hook.process.test_signals import outcome
+
+TOLD = "a library has a handler of SIGTERM in C that hides the signal"
+TRAIN = """
+import faulthandler, ctypes
+def install(function):
+    ctypes.CDLL(None).signal(15, ctypes.c_void_p(function))
+stop.install()
+{before}
+stop.hold()
+{during}
+stop._polled_s = 0.0
+stop.noticed()
+print('up', flush=True)
+until = time.monotonic() + 5
+while not stop.noticed() and time.monotonic() < until:
+    time.sleep(0.01)
+stop.release()
+print('told', stop.notice_at_s is not None, flush=True)
+"""
+DUMPS, CHAINS, IGNORES = "faulthandler.register(15)", "faulthandler.register(15, chain=True)", "install(1)"
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+@pytest.mark.parametrize("handler", [DUMPS, CHAINS])
+def test_a_traceback_at_sigterm_is_written_and_the_signal_is_noticed(handler: str, when: str, volume: Path) -> None:
+    """``faulthandler.register`` without ``chain`` hid the signal: the job trained on until it was killed."""
+    code, text = outcome(TRAIN.format(**{"before": "", "during": "", when: handler}), volume, signalled=True)
+    assert code == 0, text
+    assert "told True" in text
+    assert text.count("Current thread 0x") == 1
+    assert TOLD not in text
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+@pytest.mark.parametrize("handler", [IGNORES, "install(0)"])
+def test_the_handler_of_a_library_is_set_aside_while_training_runs(handler: str, when: str, volume: Path) -> None:
+    code, text = outcome(TRAIN.format(**{"before": "", "during": "", when: handler}), volume, signalled=True)
+    assert code == 0, text
+    assert "told True" in text
+    assert text.count(TOLD) == 1
+
+
+AFTER = """
+import faulthandler
+stop.install()
+faulthandler.register(15)
+stop.hold()
+stop.release()
+os.kill(os.getpid(), 15)
+stop.hold()
+stop.release()
+os.kill(os.getpid(), 15)
+print('told', stop.notice_at_s is not None, flush=True)
+"""
+
+
+def test_after_training_the_handler_of_the_script_stands_again(volume: Path) -> None:
+    code, text = outcome(AFTER, volume)
+    assert (code, text.count("Current thread 0x")) == (0, 2), text
+    assert "told False" in text
+
+
+def test_one_that_is_installed_meanwhile_is_left_alone(volume: Path) -> None:
+    code = TRAIN.partition("print('up'")[0].format(before=IGNORES, during="")
+    assert outcome(f"{code}\ninstall(0)\nstop.release()\nos.kill(os.getpid(), 15)", volume)[0] == -15
+
+
+def test_a_child_gets_no_handler_of_the_parents_training(volume: Path) -> None:
+    code = TRAIN.partition("print('up'")[0].format(before=DUMPS, during="")
+    code += """
+pid = os.fork()
+if not pid:
+    time.sleep(20)
+    os._exit(0)
+time.sleep(0.1)
+os.kill(pid, 15)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), stop.notice_at_s, flush=True)
+"""
+    assert outcome(code, volume) == (0, "-15 None\n")

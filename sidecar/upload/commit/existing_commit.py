@@ -24,11 +24,10 @@ log = structlog.get_logger()
 
 
 class KnownDamage(Protocol):
-    """Damaged checkpoints that this pod knows of."""
+    """Damaged commits that this pod knows of, and the store does not yet."""
 
-    @property
-    def quarantined(self) -> Container[str]:
-        """Names of checkpoints that could not be resumed from."""
+    def reason(self, name: str, crc: str) -> str | None:
+        """Return why the commit of a name with a checksum cannot be resumed from; ``None``: nothing is known against it."""
         ...
 
 
@@ -163,7 +162,7 @@ class ExistingCommit:
 
     async def _is_known_bad(self, commit: Commit, stored: StoredCommit) -> bool:
         return (
-            commit.name in self._quarantine.quarantined
+            self._quarantine.reason(commit.name, stored.crc64nvme) is not None
             or await self._committer.is_quarantined(commit.name, stored.crc64nvme)
             or bool(await self._committer.damaged(commit))
         )

@@ -150,3 +150,28 @@ def test_what_a_node_did_without_is_fetched_as_soon_as_another_job_wants_it(plac
         assert contents(volume / "checkpoint-5") == everything
         assert "partial" not in json.loads((volume / "checkpoint-5/.complete").read_text())["meta"]
     assert place.keys("checkpoint-5/") == before, "what was downloaded is not uploaded"
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_finding_about_an_earlier_commit_revokes_no_later_one_that_another_node_wrote(place: Place, tmp_path: Path) -> None:
+    """A sidecar that ended before it saw the commit revoked it at its next start. The other nodes had ended by then."""
+    again = MARKER | {"attempt": "a-2", "created_at": "2026-01-01T01:00:00Z"}
+    with sidecar(tmp_path / "old-0", of_node(place, 0)) as zero, sidecar(tmp_path / "old-1", of_node(place, 1)) as one:
+        for running in (zero.ready(), one.ready()):
+            write_checkpoint(running.volume, "checkpoint-5", {f"part-{running.volume.name}": b"v1"}, MARKER)
+        zero.committed("checkpoint-5")
+    place.store.put("checkpoint-5/part-old-0", b"other")
+    with sidecar(tmp_path / "0", of_node(place, 0)) as zero, sidecar(tmp_path / "1", of_node(place, 1)) as one:
+        assert zero.ready().resume()["state"] == "none"
+        until(lambda: any("quarantined-" in key for key in place.keys("checkpoint-5/.ckpt/")))
+        write_checkpoint(zero.volume, "checkpoint-5", {"part-0": b"v2"}, again)
+        until(lambda: zero.events("checkpoint_uploaded"))
+        zero.kill()
+        write_checkpoint(one.ready().volume, "checkpoint-5", {"part-1": b"v2"}, again)
+        one.committed("checkpoint-5")
+        assert one.terminate() == 0
+    commit = place.store.get(keys.commit("checkpoint-5"))
+    with sidecar(tmp_path / "0", of_node(place, 0)) as zero:
+        zero.committed("checkpoint-5")
+        assert zero.terminate() == 0
+    assert place.store.get(keys.commit("checkpoint-5")) == commit

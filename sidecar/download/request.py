@@ -103,6 +103,8 @@ class ResumeRequest:
         """Another request preempted it: the outcome of its cancelled task does not count."""
         self.polled_s: float | None = self.asked_s
         """Time of the latest poll, monotonic seconds; ``None``: a prefetch by the sidecar, which no requester polls."""
+        self.considered: str | None = None
+        """The checkpoint whose documents are or were read last; ``None``: none yet, or the request has ended."""
         self.open_polls = 0
         """Number of polls that wait for the answer now."""
         self._news = asyncio.Event()
@@ -124,9 +126,14 @@ class ResumeRequest:
         """Whether it asks for the same checkpoint, ``train()`` call and ranks."""
         return (self.wanted, self.train_call, self.share) == (wanted, train_call, share)
 
+    @property
+    def in_use(self) -> set[str]:
+        """The checkpoints that must not be deleted for it."""
+        return {name for name in (self.considered, self.status.checkpoint) if name is not None}
+
     def begin(self) -> None:
         """Start work on it, or start again after a preemption."""
-        self.is_interrupted = False
+        self.is_interrupted, self.considered = False, None
         self._show(replace(self.status, state=ResumeState.CHOOSING, passed_over=(), done_bytes=0, total_bytes=0, meta={}))
 
     def trying(self, checkpoint: str, step: int | None, size_bytes: int, meta: Mapping[str, Any]) -> None:
@@ -159,7 +166,7 @@ class ResumeRequest:
 
     def end(self, state: ResumeState, **fields: Any) -> None:
         """End the request; ``fields`` are fields of the status."""
-        self.ended_s = time.monotonic()
+        self.ended_s, self.considered = time.monotonic(), None
         empty: dict[str, Any] = dict.fromkeys(("checkpoint", "step", "path", "source", "downloaded", "save", "detail"))
         self._show(replace(self.status, state=state, **(empty | {"meta": {}} | fields)))
 

@@ -151,7 +151,7 @@ class RequestWorker:
     async def _verified_offer(self, request: ResumeRequest, name: str) -> Offer | None:
         """Read the documents of a checkpoint, before any of its files. Returns ``None`` if they rule it out for the request."""
         reader, crc = await self._reader.once_open(), None
-        patience = self._patience(reader, request, name)
+        request.considered, patience = name, self._patience(reader, request, name)
         while True:
             try:
                 with refusals_judged(patience.refusals):

@@ -45,9 +45,9 @@ class ResumeService:
         self._turns: asyncio.Task[None] | None = None
 
     def in_use(self) -> frozenset[str]:
-        """Return the checkpoints that are being downloaded or were given as answers. Retention must delete them nowhere."""
+        """Return the checkpoints that are considered, downloaded or were given as answers. Retention deletes them nowhere."""
         self._forget()
-        return frozenset(request.status.checkpoint for request in self._requests.values() if request.status.checkpoint)
+        return frozenset().union(*(request.in_use for request in self._requests.values()))
 
     def is_in_use(self, name: str) -> bool:
         """Whether a checkpoint is among ``in_use``."""

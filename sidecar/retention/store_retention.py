@@ -351,12 +351,15 @@ class StoreRetention:
         return [found and found.crc64nvme for found in stored] == list(whole.values())
 
     async def _delete(self, deletion: Deletion, commit: Committed, is_justified: Justified) -> bool:
+        async def is_wanted() -> bool:
+            return await is_justified() and deletion.name not in self._known.in_use()  # a resume may have begun meanwhile
+
         async with self._under_way.begin() as may_begin:
             stored = await self._revocation.stored_commit(deletion.name) if may_begin else None
             is_judged = stored is not None and stored.crc64nvme == commit.crc64nvme
             if not is_judged or deletion.name in self._known.in_use():  # changed since the plan was made
                 return False
-            if not await self._revocation.remove(deletion.name, judged=stored, is_justified=is_justified):
+            if not await self._revocation.remove(deletion.name, judged=stored, is_justified=is_wanted):
                 return False
             self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
             return True

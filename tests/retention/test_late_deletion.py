@@ -52,3 +52,12 @@ async def test_a_deletion_that_is_taken_late_needs_the_newer_commits_still(
 
     store.meanwhile = hours_pass
     assert await kept.run_once() == left
+
+
+async def test_a_deletion_that_is_taken_late_leaves_the_step_that_a_resume_has_chosen(executor: StoreExecutor) -> None:
+    store = Denying()
+    kept = Kept(executor, 1, store)
+    for step in (10, 20):
+        kept.commit(step)
+    store.meanwhile = lambda: kept.protected.add("checkpoint-10")
+    assert await kept.run_once() == {10, 20}

@@ -31,10 +31,12 @@ log = structlog.get_logger()
 class LocalCopies:
     """Selects checkpoints of the catalog for a resume, except those that are being deleted from the volume."""
 
-    def __init__(self, volume: Volume, catalog: Catalog, reader: StoreReader) -> None:
+    def __init__(self, volume: Volume, catalog: Catalog, reader: StoreReader, *, nodes: int) -> None:
+        """``nodes``: of the job as it is now."""
         self._volume = volume
         self._catalog = catalog
         self._reader = reader
+        self._nodes = nodes
         self._deletions: dict[str, asyncio.Event] = {}
         """Events of deletions in progress, by name; each is set at the end of its deletion."""
 
@@ -56,8 +58,7 @@ class LocalCopies:
     async def newest(self, train_call: int | None, *, restored: bool = False, committed: Sequence[str] = ()) -> Tracked | None:
         """Return the newest checkpoint on the volume that can be used as it is, or ``None``.
 
-        It qualifies only if this node's part is the whole checkpoint and this pod's trainer wrote it; all others are compared
-        with the store first.
+        It qualifies only if this node is the whole job and was when it was saved; all others are compared with the store first.
 
         Args:
             train_call: Only checkpoints of this ``train()`` call; ``None``: of any.
@@ -65,6 +66,8 @@ class LocalCopies:
                 of the kernel, which may have ended before their bytes were on the disk.
             committed: Names that are compared with their commit in the store.
         """
+        if self._nodes > 1:  # the other nodes have none of it
+            return None
         boot = await asyncio.to_thread(boot_id)
         usable = [
             t

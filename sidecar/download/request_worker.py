@@ -20,6 +20,7 @@ from sidecar.download.downloader import Downloader
 from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.offers import Offer, Unproven
 from sidecar.download.patience import Patience
+from sidecar.download.pending_commit import PendingCommits
 from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
 from sidecar.download.request import LATEST, OBSTRUCTION, AskedBy, Obstructed, ResumeRequest, ResumeState
 from sidecar.download.store_reader import StoreReader
@@ -58,7 +59,8 @@ class RequestWorker:
         self._quarantine = quarantine
         self._inventory = inventory
         self._reader = reader
-        self.local = LocalCopies(volume, catalog, reader)
+        self.local = LocalCopies(volume, catalog, reader, nodes=self._node.count)
+        self._pending = PendingCommits(catalog, nodes=self._node.count)
         self._unreadable: set[str] = set()
         """Steps whose full patience was already spent."""
         self._make_room = make_room
@@ -91,7 +93,7 @@ class RequestWorker:
         names = await self._in_store(patience_s=None if fallback is None else LOCAL_PATIENCE_S)
         if names is not None:
             # The first files of a part may be on their way: the store has nothing under its name yet.
-            names = newest_first({*names, *pending_commit.pending_names(self._catalog)})
+            names = newest_first({*names, *self._pending.names()})
         if names is not None and await self._from_store(request, names):
             return
         # Looked up again: the trainer may have finished a checkpoint while the store was read. And a checkpoint downloaded and
@@ -355,13 +357,11 @@ class RequestWorker:
         """
         commit, crc = (None, None) if offer is None else (offer.commit, offer.commit_crc)
         until_s = request.asked_s + pending_commit.PATIENCE_S
-        is_pending = request.asked_by is AskedBy.TRAINER and pending_commit.is_pending(self._catalog, name, commit)
+        is_pending = request.asked_by is AskedBy.TRAINER and self._pending.is_pending(name, commit)
         if not is_pending or time.monotonic() >= until_s:
             return False
         log.info("resume_waits", checkpoint=name, reason="the job may be about to commit its parts of it")
-        return await pending_commit.changed_commit(
-            self._catalog, name, commit, crc, committed_crc=self._committed_crc, until_s=until_s
-        )
+        return await self._pending.changed(name, commit, crc, committed_crc=self._committed_crc, until_s=until_s)
 
     def _cannot_read(self, request: ResumeRequest, name: str, error: UnreadableObject | RefusedObject) -> None:
         self._unreadable.add(name)

@@ -64,3 +64,24 @@ def test_a_person_does_not_wait_for_a_commit_that_is_pending(store: DamagedWay, 
         assert time.monotonic() - began_s < pending_commit.PATIENCE_S
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_job_with_more_nodes_than_before_waits_for_the_commit_of_what_one_saved(
+    comes: bool, store: DamagedWay, tmp_path: Path
+) -> None:
+    """Node 0 answered with the checkpoint on its volume, which the others cannot have: all went back to an older one."""
+
+    async def scenario() -> None:
+        commit_step(store, 10, OTHERS)
+        services = runtime_on(store, tmp_path / "volume", CKPT_NODE_INDEX="0", CKPT_NODE_COUNT="2")
+        write_checkpoint(tmp_path / "volume", "checkpoint-20", FILES, PART | {"node": {"index": 0, "count": 1}})
+        asked = services.resume_service.request("latest")
+        await asyncio.sleep(0.3)
+        if comes:
+            commit_step(store, 20, FILES)
+        status = await services.resume_service.progress(asked.id, timeout_s=30)
+        assert status is not None
+        assert (status.state, status.checkpoint) == (ResumeState.READY, "checkpoint-20" if comes else "checkpoint-10")
+
+    asyncio.run(scenario())

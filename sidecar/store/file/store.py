@@ -20,7 +20,7 @@ from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, 
 from sidecar.store.slice import FileSlice
 
 STALE_S = 86_400.0
-"""Age in seconds from which a temporary file is an orphan: no living process writes it."""
+"""Age in seconds from which a temporary file or an upload without a key is an orphan: no living process writes it."""
 PLACE_TRIES = 10
 """Attempts to place an object: other processes remove empty folders, also the one that the object is about to enter."""
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
@@ -291,8 +291,12 @@ class FileStore:
     def _remove_stale(self) -> None:
         for temporary in self._uploads.root.glob("tmp-*"):
             with suppress(FileNotFoundError):
-                if time.time() - temporary.lstat().st_mtime > STALE_S:
+                if _is_stale(temporary):
                     temporary.unlink()
+        for folder in self._uploads.without_key():
+            with suppress(FileNotFoundError):
+                if _is_stale(folder):
+                    self._uploads.drop(folder.name)
 
 
 class _Window:
@@ -312,6 +316,10 @@ class _Window:
             raise CorruptObject(self._key, want=f"at least {self._end} bytes", got=f"{self._position} bytes")
         self._position += count
         return count
+
+
+def _is_stale(path: Path) -> bool:
+    return time.time() - path.lstat().st_mtime > STALE_S
 
 
 def _write_slice(fd: int, body: FileSlice) -> None:

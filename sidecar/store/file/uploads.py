@@ -17,6 +17,8 @@ from sidecar.store.protocol import Part, PendingUpload
 
 UPLOADS = ".ckpt-uploads"
 """Unfinished uploads and temporary files, below the store's root; never listed."""
+KEY = "key"
+"""File that names an upload's object."""
 _CANNOT_COPY = frozenset(
     {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF, errno.EIO, errno.ETXTBSY}
 )
@@ -36,7 +38,11 @@ class Uploads:
         upload_id = uuid.uuid4().hex
         folder = self.root / upload_id
         folder.mkdir(parents=True)
-        (folder / "key").write_text(json.dumps(key))
+        try:
+            (folder / KEY).write_text(json.dumps(key))
+        except OSError:
+            self.drop(upload_id)
+            raise
         return upload_id
 
     def write_part(
@@ -88,11 +94,28 @@ class Uploads:
                 append(target, file.fileno(), part.size_bytes)
 
     def drop(self, upload_id: str) -> None:
-        """Delete an upload; a missing one is not an error."""
+        """Delete an upload; a missing one is not an error.
+
+        Its key goes last: what a killed process leaves, or a volume that fails, is still listed, and a later one drops it.
+        """
         if _is_id(upload_id):
-            with suppress(OSError):  # rmtree ignores most of them; what stays is an orphan
-                shutil.rmtree(self.root / upload_id, ignore_errors=True)
+            folder = self.root / upload_id
+            with suppress(OSError):
+                for path in list(folder.iterdir()):
+                    if path.name != KEY:
+                        path.unlink(missing_ok=True)
+                shutil.rmtree(folder)  # also a part that came meanwhile
         self._files.pop(upload_id, None)
+
+    def without_key(self) -> Iterator[Path]:
+        """Yield the folders of uploads that nobody can know: their creation was interrupted."""
+        for folder in filter(lambda entry: _is_id(entry.name), self.root.iterdir()):
+            try:
+                (folder / KEY).lstat()
+            except FileNotFoundError:
+                yield folder
+            except OSError:  # another user's
+                continue
 
     def pending(self) -> Iterator[PendingUpload]:
         """Yield the uploads that were neither completed nor aborted."""
@@ -101,7 +124,7 @@ class Uploads:
         listed_at_s = self._now_s()
         for folder in folders:
             with suppress(FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-                name = folder / "key"
+                name = folder / KEY
                 yield PendingUpload(str(json.loads(name.read_text())), folder.name, name.stat().st_mtime, listed_at_s)
 
     def _now_s(self) -> float:
@@ -120,7 +143,7 @@ class Uploads:
     def _folder(self, key: str, upload_id: str) -> Path:
         folder = self.root / upload_id
         with suppress(FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-            if _is_id(upload_id) and json.loads((folder / "key").read_text()) == key:
+            if _is_id(upload_id) and json.loads((folder / KEY).read_text()) == key:
                 return folder
         raise NotFound(f"{key} (upload {upload_id})")
 

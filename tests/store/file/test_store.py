@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,50 @@ def test_what_a_crash_left_is_removed_after_a_day(folder: FileStore, root: Path)
     folder.probe()
     assert not old.exists()
     assert young.exists()
+
+
+def test_an_upload_whose_parts_cannot_all_be_deleted_stays_listed(
+    folder: FileStore, root: Path, plain: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was killed in the deletion had removed the key: nothing ever found the parts again."""
+    upload_id, unlink = folder.begin_upload("checkpoint-1/x"), os.unlink
+    for number in (1, 2, 3):
+        plain.part(folder, "checkpoint-1/x", upload_id, number, b"part")
+
+    def fail(path: str | Path, *, dir_fd: int | None = None) -> None:
+        if Path(path).name.startswith("part-00002"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", fail)
+    folder.abort_upload("checkpoint-1/x", upload_id)
+    assert [pending.key for pending in folder.pending_uploads("")] == ["checkpoint-1/x"]
+    monkeypatch.setattr(os, "unlink", unlink)
+    folder.abort_upload("checkpoint-1/x", upload_id)
+    assert names(root / UPLOADS) == []
+
+
+def test_an_upload_that_has_lost_its_key_is_removed_after_a_day(folder: FileStore, root: Path, plain: Source) -> None:
+    old, young = (root / UPLOADS / folder.begin_upload("checkpoint-1/x") for _ in range(2))
+    for upload in (old, young):
+        plain.part(folder, "checkpoint-1/x", upload.name, 1, b"part")
+        (upload / "key").unlink()
+    os.utime(old, (time.time() - 90_000,) * 2)
+    folder.probe()
+    assert names(root / UPLOADS) == [young.name]
+
+
+@pytest.mark.slow
+def test_an_upload_that_a_full_volume_does_not_take_leaves_no_folder(tmp_path: Path) -> None:
+    with small_volume(tmp_path / "small", "64k") as small:
+        store = FileStore(small / "run")
+        store.probe()
+        with suppress(OSError), (small / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(4096))
+        with pytest.raises(StoreFull):
+            store.begin_upload("checkpoint-1/x")
+        assert names(small / "run" / UPLOADS) == []
 
 
 def test_empty_folders_leave_with_their_last_object(folder: FileStore, root: Path) -> None:

@@ -39,6 +39,7 @@ from sidecar.tasks import first_error, run_forever, run_together
 from sidecar.thread_pool import ThreadPool
 from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Place
+from sidecar.volume.retry import retried
 from sidecar.volume.sockets import listen_unix
 from trainer_hook.contract import API_SOCKET, LOCK
 
@@ -120,7 +121,7 @@ class Daemon:
                 f"into the sidecar alone, writable for user {os.geteuid()}"
             ) from None
         try:
-            volume.prepare()
+            await retried(self._prepare_volume)
             if not await hold_volume(volume / LOCK, told_to_end=told_to_end):
                 return False
             self.services.token_file.publish()
@@ -129,13 +130,18 @@ class Daemon:
         except OSError as error:
             raise ConfigurationError(_no_volume(self._settings, error)) from None
         self._install_hook()
-        settings = self._settings
-        run = VolumeRun(self.services.store.url, settings.run_id or settings.job)
         try:
-            self.services.pod.begin(run)
+            await retried(self._begin_run)
         except OSError as error:
-            raise ConfigurationError(_no_volume(settings, error)) from None
+            raise ConfigurationError(_no_volume(self._settings, error)) from None
         return True
+
+    async def _prepare_volume(self) -> None:
+        self.services.volume.prepare()
+
+    async def _begin_run(self) -> None:
+        settings = self._settings
+        self.services.pod.begin(VolumeRun(self.services.store.url, settings.run_id or settings.job))
 
     def _install_hook(self) -> None:
         """Copy the hook onto the volume if ``CKPT_INSTALL_HOOK`` is set. In native pods the trainer starts after the API.

@@ -6,11 +6,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from sidecar.catalog.catalog import Catalog
 from sidecar.core.commit.resume import may_replace
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit
 from sidecar.core.lifecycle.states import NEVER_DURABLE, PENDING
+
+log = structlog.get_logger()
 
 PATIENCE_S = 15.0
 """Longest wait of a resume request for a pending commit, in seconds."""
@@ -49,13 +53,21 @@ class PendingCommits:
         crc: str | None,
         *,
         committed_crc: Callable[[str], Awaitable[str | None]],
-        until_s: float,
+        asked_s: float,
     ) -> bool:
         """Wait while a commit is pending. Returns whether something else than ``commit`` is committed now, or nothing.
 
-        ``crc``: CRC64NVME of the document of ``commit``. ``committed_crc``: returns that of the present commit of a name;
-        ``None``: there is none. ``until_s``: monotonic seconds.
+        Args:
+            name: The checkpoint.
+            commit: The known commit; ``None``: there was none.
+            crc: CRC64NVME of the document of ``commit``.
+            committed_crc: Returns the CRC64NVME of the present commit of a name; ``None``: there is none.
+            asked_s: Time of the request, monotonic seconds; the wait ends ``PATIENCE_S`` later.
         """
+        until_s = asked_s + PATIENCE_S
+        if not self.is_pending(name, commit) or time.monotonic() >= until_s:
+            return False
+        log.info("resume_waits", checkpoint=name, reason="the job may be about to commit its parts of it")
         now_crc = crc
         while self.is_pending(name, commit) and now_crc in (crc, None) and time.monotonic() < until_s:
             await asyncio.sleep(POLL_S)

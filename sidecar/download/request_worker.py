@@ -15,7 +15,6 @@ from sidecar.catalog.inventory import SettledVolume
 from sidecar.core.commit.resume import MissingObject, PassedOver, matches_train_call, newest_first, next_to_try
 from sidecar.core.format import obstacles
 from sidecar.core.format.manifest import Commit
-from sidecar.download import pending_commit
 from sidecar.download.downloader import Downloader
 from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.offers import Offer, Unproven
@@ -27,6 +26,7 @@ from sidecar.download.store_reader import StoreReader
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject, UnusableNow
 from sidecar.transfer.executor import awaited, refusals_judged
 from sidecar.volume.files import FULL
+from sidecar.volume.retry import retried
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OF_DOWNLOAD, ContractError, Node
 
@@ -205,7 +205,7 @@ class RequestWorker:
         """Make the files of an offer usable. Returns True if that ended the request; False: it was passed over."""
         name = offer.name
         try:
-            await self._download_with_room(request, offer)
+            await retried(self._download_with_room, request, offer)
         except CheckpointChanged as changed:
             why = OBSTRUCTION[request.asked_by]
             self._pass_over(request, name, f"{changed.path} on the volume is in the way: {why}", may_be_whole=True)
@@ -355,13 +355,10 @@ class RequestWorker:
 
         ``offer``: of the present commit; ``None``: there is none.
         """
-        commit, crc = (None, None) if offer is None else (offer.commit, offer.commit_crc)
-        until_s = request.asked_s + pending_commit.PATIENCE_S
-        is_pending = request.asked_by is AskedBy.TRAINER and self._pending.is_pending(name, commit)
-        if not is_pending or time.monotonic() >= until_s:
+        if request.asked_by is not AskedBy.TRAINER:
             return False
-        log.info("resume_waits", checkpoint=name, reason="the job may be about to commit its parts of it")
-        return await self._pending.changed(name, commit, crc, committed_crc=self._committed_crc, until_s=until_s)
+        commit, crc = (None, None) if offer is None else (offer.commit, offer.commit_crc)
+        return await self._pending.changed(name, commit, crc, committed_crc=self._committed_crc, asked_s=request.asked_s)
 
     def _cannot_read(self, request: ResumeRequest, name: str, error: UnreadableObject | RefusedObject) -> None:
         self._unreadable.add(name)

@@ -63,6 +63,7 @@ class VolumeCleaner:
         newest = self._catalog.newest_finished()
         next_bytes = newest.size_bytes if newest is not None else 0
         async with self._cleaning:
+            await asyncio.to_thread(self._volume.pins.remove_rest)
             await self._delete_surplus(min_free_bytes=self._settings.min_free, keep_least=1)
             await self._release_pins(max(self._settings.min_free, next_bytes + next_bytes // 10))
 

@@ -176,7 +176,7 @@ class VolumeVersions:
     def let_go(self, checkpoint: Finished) -> None:
         """As ``Versions``. The links are removed in a thread: where the trainer has deleted the files, theirs are the last."""
         links = self._volume.pins.set_aside(checkpoint)
-        asyncio.get_running_loop().run_in_executor(None, links.discard)
+        asyncio.get_running_loop().run_in_executor(None, self._volume.pins.remove, links)
         self._journal_of(checkpoint).discard()
 
     def has_no_marker(self, name: str) -> bool:

@@ -41,6 +41,20 @@ def write_all(fd: int, content: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
+def remove_tree(folder: int, name: str) -> None:
+    """Remove an entry of a directory, with all that is below it.
+
+    Raises:
+        OSError: A part could not be removed.
+    """
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        with opened(open_beneath(folder, name, FOLDER)) as fd:
+            empty(fd)
+        os.rmdir(name, dir_fd=folder)
+
+
 def empty(top: int) -> None:
     """Remove all entries of a directory, two levels at a time: deeper directories are moved up before they are removed."""
     for _ in range(_MOST_PASSES):

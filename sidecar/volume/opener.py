@@ -21,7 +21,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.volume.descriptors import FOLDER, empty, opened, set_mode, write_all
+from sidecar.core.format.obstacles import may_pass
+from sidecar.volume.descriptors import FOLDER, opened, remove_tree, set_mode, write_all
 from sidecar.volume.resolve import Resolver, open_beneath, open_root
 
 REFUSED = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOTDIR})
@@ -221,10 +222,12 @@ class Place:
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def is_folder(self) -> bool:
-        """Whether it is a directory, not a link to one."""
+        """Whether it is a directory, not a link to one. Raises ``OSError``: the volume failed."""
         try:
             return stat.S_ISDIR(self.status().st_mode)
-        except OSError:
+        except OSError as error:
+            if may_pass(error.errno):
+                raise
             return False
 
     def remove(self) -> None:
@@ -247,15 +250,14 @@ class Place:
         with self._named(), self._in_parent() as (source, name), target._in_parent() as (into, new):
             os.rename(name, new, src_dir_fd=source, dst_dir_fd=into)
 
-    def discard(self) -> None:
-        """Remove the entry, also a whole tree. Parts that cannot be removed stay."""
-        with suppress(OSError), self._in_parent() as (folder, name):
-            try:
-                os.unlink(name, dir_fd=folder)
-            except IsADirectoryError:
-                with opened(open_beneath(folder, name, FOLDER)) as fd:
-                    empty(fd)
-                os.rmdir(name, dir_fd=folder)
+    def discard(self) -> bool:
+        """Remove the entry, also a whole tree. Parts that cannot be removed stay. Returns whether nothing stayed."""
+        try:
+            with self._in_parent() as (folder, name):
+                remove_tree(folder, name)
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
+        return True
 
     def require_removable(self) -> None:
         """Return if this user may remove the entries of every directory of a tree.

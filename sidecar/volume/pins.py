@@ -6,7 +6,7 @@ import errno
 import hashlib
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import structlog
 
@@ -81,6 +81,10 @@ class Pins:
     def __init__(self, root: Place, folder: Place) -> None:
         self._root = root
         self._folder = folder
+        self._not_removed: list[Place] = []
+        """Directories of links of which a part stayed, such as files that are open, on NFS."""
+        self._not_set_aside: dict[str, Place] = {}
+        """Pins that have ended and could not be renamed, by name."""
 
     def hold(self, checkpoint: Finished) -> Pin:
         """Pin the files of a checkpoint. A second call returns the same pin.
@@ -90,6 +94,7 @@ class Pins:
             OSError: The volume failed.
         """
         place, source = self._place_of(checkpoint), self._root / checkpoint.name
+        self._not_set_aside.pop(place.name, None)
         if place.is_folder():
             return Pin(checkpoint, place, source, held=True)
         building = place.with_name(f"{place.name}.tmp")
@@ -115,11 +120,25 @@ class Pins:
 
     def release(self, checkpoint: Finished) -> None:
         """Remove the pin of a checkpoint."""
-        self.set_aside(checkpoint).discard()
+        self.remove(self.set_aside(checkpoint))
 
     def set_aside(self, checkpoint: Finished) -> Place:
-        """End the pin of a checkpoint, and return its directory of links, to be discarded: that may take long."""
+        """End the pin of a checkpoint, and return its directory of links for ``remove``, which may take long."""
         return self._set_aside(self._place_of(checkpoint))
+
+    def remove(self, links: Place) -> None:
+        """Remove a directory of links that was set aside. ``remove_rest`` tries again where a part stays."""
+        if not links.discard():
+            self._not_removed.append(links)
+
+    def remove_rest(self) -> None:
+        """Remove pins that have ended and what stayed of directories of links."""
+        for name in list(self._not_set_aside):
+            if (place := self._not_set_aside.pop(name, None)) is not None:
+                self.remove(self._set_aside(place))
+        rest, self._not_removed = self._not_removed, []
+        for links in rest:
+            self.remove(links)
 
     def of_earlier_process(self) -> list[Place]:
         """Return the pins of an earlier sidecar process. Its incomplete pins are removed."""
@@ -148,12 +167,16 @@ class Pins:
 
     def drop(self, place: Place) -> None:
         """Remove a pin. It is renamed first, so that a kill in the middle leaves nothing that looks complete."""
-        self._set_aside(place).discard()
+        self.remove(self._set_aside(place))
 
     def _set_aside(self, place: Place) -> Place:
         doomed = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.tmp")
-        with suppress(OSError):
+        try:
             place.rename(doomed)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self._not_set_aside[place.name] = place
         return doomed
 
     def _place_of(self, checkpoint: Finished) -> Place:

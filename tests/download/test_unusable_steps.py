@@ -296,7 +296,7 @@ def test_what_a_person_asks_for_does_not_replace_what_the_trainer_writes(
         for asked in ("latest", "checkpoint-20"):
             status = await answer(services, asked, asked_by=AskedBy.PERSON)
             assert status.checkpoint == (None if asked == "checkpoint-20" else "checkpoint-10")
-            assert "written by the trainer" in reasons(status)["checkpoint-20"]
+            assert "the trainer wrote it" in reasons(status)["checkpoint-20"]
         assert written == "empty" or (volume / "checkpoint-20/model").read_bytes() == b"new"
         if written != "finished anew":  # a trainer that waits for a resume does not write there: the directory is abandoned
             assert (await answer(services, asked_by=AskedBy.TRAINER)).checkpoint == "checkpoint-20"

@@ -248,3 +248,18 @@ def test_no_other_module_opens_lists_or_changes_anything_on_the_volume() -> None
             if used is not None and used not in may:
                 found.append(f"{name}:{node.lineno}: {used}")  # type: ignore[attr-defined]
     assert found == [], "go through sidecar.volume.opener"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_directory_whose_status_cannot_be_had_now_is_not_taken_for_a_file(
+    number: int, root: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume passed over the newest step, because "a link or file" stood where .ckpt was."""
+    (root / "deep").make_folder()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "stat", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        (root / "deep").is_folder()

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from sidecar.core.format.found_checkpoint import Identity, judge
+from sidecar.core.format.found_checkpoint import Finished, Identity, judge
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.volume.pins import Pin
 from sidecar.volume.volume import Volume
 from tests.process.sidecar_process import write_checkpoint
-from trainer_hook.contract import Node
+from trainer_hook.contract import PINS, Node
+
+
+def hold(volume: Volume) -> tuple[Pin, Finished]:
+    write_checkpoint(volume.root, "checkpoint-1", {"model": b"weights", "deep/optimizer": b"state"}, {})
+    checkpoint = judge(volume.examine("checkpoint-1"), Identity(Node(), "pod"))
+    pin = volume.pins.hold(checkpoint)
+    assert pin.held
+    return pin, checkpoint
 
 
 def held(folder: Path) -> Pin:
-    write_checkpoint(folder, "checkpoint-1", {"model": b"weights", "deep/optimizer": b"state"}, {})
-    volume = Volume(folder)
-    pin = volume.pins.hold(judge(volume.examine("checkpoint-1"), Identity(Node(), "pod")))
-    assert pin.held
-    return pin
+    folder.mkdir(exist_ok=True)
+    return hold(Volume(folder))[0]
 
 
 def content_of(pin: Pin, path: str) -> bytes:
@@ -51,3 +57,34 @@ def test_another_file_is_taken_neither_for_a_link_nor_for_the_file_itself(tmp_pa
     (tmp_path / "checkpoint-1/model").write_bytes(b"weights")
     with pytest.raises(CheckpointChanged, match="model"):
         content_of(pin, "model")
+
+
+@pytest.mark.parametrize("call", ["rename", "rmdir", "scandir"])
+def test_a_pin_that_cannot_be_removed_now_is_removed_later(call: str, volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NFS a file that is open keeps its directory: the links of each such checkpoint stayed until the next start."""
+    _, checkpoint = hold(volume)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        volume.pins.release(checkpoint)
+    assert list((volume.root / PINS).iterdir())
+    volume.pins.remove_rest()
+    assert not list((volume.root / PINS).iterdir())
+
+
+def test_a_pin_that_could_not_be_removed_and_is_held_again_stays(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, checkpoint = hold(volume)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse)
+        volume.pins.release(checkpoint)
+    pin = volume.pins.hold(checkpoint)
+    volume.pins.remove_rest()
+    shutil.rmtree(volume.root / "checkpoint-1")
+    assert content_of(pin, "model") == b"weights"

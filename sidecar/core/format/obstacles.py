@@ -26,6 +26,29 @@ _OF_ONE_STEP = frozenset(
 )
 """Errors caused by the names or sizes of a step's files: another step may be stored without them."""
 
+_MAY_PASS = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ETIMEDOUT,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ECONNABORTED,
+        errno.ECONNRESET,
+    }
+)
+"""Errors of a file server that fails over, of a machine under pressure, and of a disk at a single read or write."""
+
+RETRY_S = (1.0, 3.0, 10.0)
+"""Seconds until the first, the second and the last retry after an error that may pass."""
+
 _HINTS = {
     errno.ENOSPC: "free space on the volume or make it larger, then ask again",
     errno.EDQUOT: "the quota of the volume is used up: raise it or free space, then ask again",
@@ -43,6 +66,21 @@ _OTHER_HINT = "look at the volume and its mount, then ask again"
 def is_of_one_step(number: int | None) -> bool:
     """Whether an errno concerns the step being stored alone. ``None``: unknown errno."""
     return number in _OF_ONE_STEP
+
+
+def may_pass(number: int | None) -> bool:
+    """Whether an errno may be gone at the next try, without an act of a person. ``None``: unknown errno."""
+    return number in _MAY_PASS
+
+
+def retry_in_s(number: int | None, failed: int) -> float | None:
+    """Return the seconds until the volume is tried again; ``None``: not again.
+
+    Args:
+        number: Errno of the last try; ``None``: unknown.
+        failed: Number of tries that failed, the last one included.
+    """
+    return RETRY_S[failed - 1] if may_pass(number) and failed <= len(RETRY_S) else None
 
 
 def hint(number: int | None) -> str:

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.obstacles import contradiction, hint, is_of_one_step, same_but_for_case, unstorable
+from sidecar.core.format.obstacles import (
+    RETRY_S,
+    contradiction,
+    hint,
+    is_of_one_step,
+    may_pass,
+    retry_in_s,
+    same_but_for_case,
+    unstorable,
+)
 
 paths = st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map("/".join), max_size=6)
 
@@ -72,3 +81,17 @@ def test_only_a_full_volume_is_told_to_be_freed() -> None:
 @pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EILSEQ])
 def test_trouble_with_names_concerns_one_step(number: int) -> None:
     assert is_of_one_step(number)
+
+
+@given(st.one_of(st.none(), st.sampled_from(sorted(errno.errorcode))), st.integers(1, 10))
+def test_an_error_that_may_pass_is_tried_again_a_few_times_and_one_that_a_person_ends_is_not(
+    number: int | None, failed: int
+) -> None:
+    wait_s = retry_in_s(number, failed)
+    assert (wait_s is not None) == (may_pass(number) and failed <= len(RETRY_S))
+    assert wait_s is None or (wait_s > 0 and not is_of_one_step(number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOTDIR, None])
+def test_what_a_person_must_change_does_not_pass(number: int | None) -> None:
+    assert not may_pass(number)

@@ -311,7 +311,7 @@ def test_json_of_another_form_is_no_answer_to_any_call(call: str, content: Any, 
     }
     calls: dict[str, Callable[[], Any]] = {
         "flush": lambda: client.flush(timeout_s=1),
-        "room": lambda: client.free_space(1, timeout_s=5),
+        "room": lambda: client.make_room(1, timeout_s=5),
         "checkpoints": lambda: list(client.older_checkpoints(5)),
     }
     with pytest.raises(OSError, match="not an answer of the sidecar"):

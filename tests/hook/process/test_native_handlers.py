@@ -15,7 +15,7 @@ def install(function):
     ctypes.CDLL(None).signal(15, ctypes.c_void_p(function))
 stop.install()
 {before}
-stop.hold()
+stop.defer()
 {during}
 stop._polled_s = 0.0
 stop.noticed()
@@ -23,7 +23,7 @@ print('up', flush=True)
 until = time.monotonic() + 5
 while not stop.noticed() and time.monotonic() < until:
     time.sleep(0.01)
-stop.release()
+stop.end_deferral()
 print('told', stop.notice_at_s is not None, flush=True)
 """
 DUMPS, CHAINS, IGNORES = "faulthandler.register(15)", "faulthandler.register(15, chain=True)", "install(1)"
@@ -53,11 +53,11 @@ AFTER = """
 import faulthandler
 stop.install()
 faulthandler.register(15)
-stop.hold()
-stop.release()
+stop.defer()
+stop.end_deferral()
 os.kill(os.getpid(), 15)
-stop.hold()
-stop.release()
+stop.defer()
+stop.end_deferral()
 os.kill(os.getpid(), 15)
 print('told', stop.notice_at_s is not None, flush=True)
 """
@@ -71,7 +71,7 @@ def test_after_training_the_handler_of_the_script_stands_again(volume: Path) -> 
 
 def test_one_that_is_installed_meanwhile_is_left_alone(volume: Path) -> None:
     code = TRAIN.partition("print('up'")[0].format(before=IGNORES, during="")
-    assert outcome(f"{code}\ninstall(0)\nstop.release()\nos.kill(os.getpid(), 15)", volume)[0] == -15
+    assert outcome(f"{code}\ninstall(0)\nstop.end_deferral()\nos.kill(os.getpid(), 15)", volume)[0] == -15
 
 
 def test_a_child_gets_no_handler_of_the_parents_training(volume: Path) -> None:

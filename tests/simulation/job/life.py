@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.daemon import Daemon
 from sidecar.errors import ConfigurationError
+from sidecar.volume.retry import retried
 from sidecar.volume.watch import Hints
 from tests.simulation.job import reader
 from tests.simulation.job.loop import Process
@@ -59,7 +60,7 @@ class Life(Process):
     async def _live(self) -> None:
         self._in_life = copy_context()
         services, daemon = self.services, self.daemon
-        services.volume.prepare()
+        await retried(daemon._prepare_volume)
         services.pod.begin()
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -15,7 +15,7 @@ from trainer_hook.process.answers import ResumeResult
 from trainer_hook.process.client import Client, SidecarAbsent
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
-from trainer_hook.volume.publish import finish
+from trainer_hook.volume.checkpoint_folder import finish
 
 Result = Any
 

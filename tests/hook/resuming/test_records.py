@@ -15,7 +15,7 @@ from trainer_hook.loops.position import parse_position
 from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
-from trainer_hook.volume.publish import finish
+from trainer_hook.volume.checkpoint_folder import finish
 
 DEEP = "[" * 100_000
 STATE = {"global_step": 5, "max_steps": 9, "num_train_epochs": 3, "epoch": 0.5, "log_history": [{"loss": 1.0}]}

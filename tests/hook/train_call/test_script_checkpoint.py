@@ -15,7 +15,7 @@ from trainer_hook.contract import Marker
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.resuming.resumer import CannotResume, Choice, Resumer
 from trainer_hook.train_call.train_call import TrainCall
-from trainer_hook.volume.publish import finish
+from trainer_hook.volume.checkpoint_folder import finish
 
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
 

@@ -67,6 +67,7 @@ async def test_the_page_says_whether_training_is_safe_and_follows_it(tmp_path: P
         assert {url.split("/")[2] for url in page.requests} == {f"127.0.0.1:{running.port}"}, "nothing from elsewhere"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1280])
 async def test_it_fits_the_window_and_every_control_has_a_name(width: int, tmp_path: Path) -> None:
     async with watched(tmp_path, width=width, height=740) as (page, _, trainer):
@@ -86,6 +87,7 @@ async def test_it_fits_the_window_and_every_control_has_a_name(width: int, tmp_p
         assert ("heading", headline) in named
 
 
+@pytest.mark.slow
 async def test_the_keyboard_reaches_every_control_in_the_order_of_the_page(tmp_path: Path) -> None:
     async with watched(tmp_path) as (page, _, trainer):
         trainer.save(10)
@@ -103,6 +105,7 @@ async def test_the_keyboard_reaches_every_control_in_the_order_of_the_page(tmp_p
         assert trainer.request() is None, "nothing was asked for"
 
 
+@pytest.mark.slow
 async def test_the_buttons_save_wait_and_limit(tmp_path: Path) -> None:
     async with watched(tmp_path) as (page, running, trainer):
         await page.until("!document.getElementById('save').disabled")
@@ -131,6 +134,7 @@ async def test_the_buttons_save_wait_and_limit(tmp_path: Path) -> None:
         assert [fault for fault in page.faults if "422" not in fault] == []
 
 
+@pytest.mark.slow
 async def test_where_a_token_is_required_the_page_asks_for_it_and_keeps_it_to_itself(tmp_path: Path) -> None:
     async with watched(tmp_path, {"CKPT_API_TOKEN": "required"}) as (page, running, trainer):
         await page.until("!document.getElementById('save').disabled")
@@ -147,6 +151,7 @@ async def test_where_a_token_is_required_the_page_asks_for_it_and_keeps_it_to_it
         assert token not in await page.evaluate("document.documentElement.outerHTML")
 
 
+@pytest.mark.slow
 async def test_a_page_that_hears_nothing_says_so_and_comes_back_by_itself(tmp_path: Path) -> None:
     async with watched(tmp_path) as (page, running, trainer):
         trainer.save(10)
@@ -160,6 +165,7 @@ async def test_a_page_that_hears_nothing_says_so_and_comes_back_by_itself(tmp_pa
         assert not await page.text("stale")
 
 
+@pytest.mark.slow
 async def test_the_countdown_of_an_ending_pod_and_its_end(tmp_path: Path) -> None:
     settings = {"CKPT_GRACE_SECONDS": "60", "CKPT_BANDWIDTH_LIMIT": "1MB/s"}
     async with watched(tmp_path, settings) as (page, running, trainer):
@@ -172,6 +178,7 @@ async def test_the_countdown_of_an_ending_pod_and_its_end(tmp_path: Path) -> Non
         await page.shows("stale", "The sidecar has ended")
 
 
+@pytest.mark.slow
 async def test_names_and_reasons_of_others_are_text(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     async with watched(tmp_path, {"JOB_NAME": "x", "POD_NAMESPACE": "y"}) as (page, running, _):
@@ -191,6 +198,7 @@ async def test_names_and_reasons_of_others_are_text(tmp_path: Path) -> None:
         assert folder.exists()
 
 
+@pytest.mark.slow
 async def test_a_viewer_costs_little_of_a_core(tmp_path: Path) -> None:
     async with watched(tmp_path) as (page, running, _):
         before_s = _cpu_s(running.process.pid)
@@ -200,6 +208,7 @@ async def test_a_viewer_costs_little_of_a_core(tmp_path: Path) -> None:
         assert await page.evaluate("document.body.dataset.connection") == "live"
 
 
+@pytest.mark.slow
 async def test_a_tab_in_the_background_lets_go_of_its_stream_and_takes_it_up_again(tmp_path: Path) -> None:
     hide = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});"
     hide += "document.dispatchEvent(new Event('visibilitychange'))"
@@ -312,6 +321,7 @@ def overview_of(known: dict[str, Any], number: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 async def test_every_state_is_drawn_and_hostile_text_stays_text(tmp_path: Path) -> None:
     async with watched(tmp_path) as (page, running, _):
         known = await asyncio.to_thread(running.call, "GET", "/v1/overview")

@@ -36,7 +36,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["--help", "--version", "completion bash", "plan cost", "ls STORE", "ls STORE --json", "show STORE/checkpoint-1 --json"],
+    [
+        *("--help", "ls STORE"),
+        *(
+            pytest.param(command, marks=pytest.mark.slow)
+            for command in ("--version", "completion bash", "plan cost", "ls STORE --json", "show STORE/checkpoint-1 --json")
+        ),
+    ],
 )
 def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_1(command: str, store: str) -> None:
     arguments = command.replace("STORE", store).split()

@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.hook.conftest import pod
 from tests.hook.job import SCRIPTS, Training, training
 
@@ -22,6 +24,7 @@ def evaluations(*runs: Training) -> list[str]:
     return [found for run in runs for found in re.findall(r"^evaluated \d+$", run.log(), re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_restored_callbacks_count_each_step_once_and_end_training_where_they_would(tmp_path: Path) -> None:
     """Restored callbacks ran after the hook: a just-in-time save lacked their step, and that they had ended training."""
     store, runs = tmp_path / "store", list[Training]()

@@ -44,9 +44,13 @@ PLACES: list[tuple[str, tuple[int, ...]]] = [
     ("lightning_by_steps", (PER_EPOCH - 1, PER_EPOCH)),
     ("lightning_by_its_older_name", (8,)),
 ]
+ALWAYS = ("shuffled", "with_workers", "accelerated", "lightning_in_a_validation")
 
 
-@pytest.mark.parametrize(("training", "stops"), PLACES, ids=[name for name, _ in PLACES])
+@pytest.mark.parametrize(
+    ("training", "stops"),
+    [pytest.param(*place, id=place[0], marks=[] if place[0] in ALWAYS else pytest.mark.slow) for place in PLACES],
+)
 def test_a_run_that_is_stopped_anywhere_ends_as_if_it_was_not(
     training: str, stops: tuple[int, ...], environ: dict[str, str], volume: Path
 ) -> None:

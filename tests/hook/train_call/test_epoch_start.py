@@ -22,7 +22,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 PER_EPOCH = 16
 
 
-ALWAYS, SLOW = ("global", "stream"), ("generator", "batches", "workers", "callback")
+ALWAYS, SLOW = ("global",), ("stream", "generator", "batches", "workers", "callback")
 
 
 @pytest.mark.parametrize("kind", [*ALWAYS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])

@@ -87,7 +87,7 @@ def own_cpu_us(rounds: int = 30, steps: int = 1000) -> float:
     trainer = SimpleNamespace(control=control, state=state, args=SimpleNamespace(world_size=1), step_tail=lambda: None)
     driver = TrainerDriver(current_session(), trainer, None)
     call = TrainCall(current_session(), driver)
-    hook = callback_class()(call, driver, ScriptSaves(call, trainer, driver.tail), lambda: None)
+    hook = callback_class()(call, driver, ScriptSaves(call, driver), lambda: None)
     took = []
     with surrounded(trainer, "step_tail", during=driver.tail.doing, after=hook.save_what_is_due):
         for _ in range(rounds):

@@ -42,6 +42,11 @@ class Captured:
     """Returns when the copy into host memory is complete, or raises."""
     deferred: Deferred
 
+    @property
+    def paths(self) -> list[str]:
+        """Of the files that the writer process is to write, relative to the checkpoint."""
+        return [str(file.path) for file in self.files]
+
     def give_up(self, error: Exception | None = None) -> None:
         """Release the optimizer and the other ranks, which wait for this snapshot: it will not be written."""
         with contextlib.suppress(Exception):

@@ -17,6 +17,7 @@ from trainer_hook.asynchronous.background import Background, Captured, fits
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
+from trainer_hook.saving.partial_saves import PartialSaves
 from trainer_hook.saving.schedule import surplus
 from trainer_hook.volume.checkpoint_folder import check_writable, finish, finished_on, listed_files, remove
 from trainer_hook.volume.doubts import is_among, of_other_runs
@@ -38,10 +39,16 @@ class StepWriter:
 
     names_folder = False
     """Whether the library itself names the folder of a step, by the step within its ``train()`` call."""
+    may_write_part = False
+    """Whether the script's code decides what is written, so that ``lacking`` is asked."""
 
     def write(self, folder: Path) -> None:
         """Write this rank's files of the current step. The folder need not exist."""
         raise NotImplementedError
+
+    def lacking(self, files: Mapping[str, int]) -> list[str]:
+        """Return what rank 0 would lack for a resume from what it has written. ``files``: size in bytes by path."""
+        return []
 
     def write_final(self, folder: Path) -> None:
         """Write this rank's files of the final model. The folder need not exist."""
@@ -101,6 +108,7 @@ class StepSaver:
         with contextlib.suppress(OSError):
             make_system_folders(self._volume)
         self._last_bytes = 0
+        self._partial = PartialSaves(writer, self._consensus)
         self._admission = DiskAdmission(self._volume, session.client)
         self.background = background
         self._latest_name: str | None = None
@@ -131,6 +139,8 @@ class StepSaver:
             reason: ``periodic``, ``manual`` or ``jit``.
             meta: Additions to the marker's ``meta``.
         """
+        if self._partial.are_usual:
+            return False
         name, urgent = self.name(global_step), reason == "jit"
         was_saved, is_latest = name in self._session.saved, name == self._latest_name
         is_asynchronous = self.background is not None and reason == "periodic"
@@ -154,6 +164,10 @@ class StepSaver:
             wrote = False
         if self._is_staged and self._consensus.all_agree(wrote) and self._world.local_rank == 0:
             wrote = self._leave_staging(global_step, name)
+        deferred = () if captured is None else captured.paths
+        if not self._partial.is_whole(self._volume / name, deferred=deferred, wrote=wrote):
+            self._drop_part(name, captured)
+            return False
         if captured is not None and wrote:
             self._finish_later(captured, save)
             return True
@@ -282,6 +296,15 @@ class StepSaver:
             self._failed(name, error)
             return False
         return True
+
+    def _drop_part(self, name: str, captured: Captured | None) -> None:
+        if captured is not None:
+            captured.give_up()
+        self._session.saved.discard(name)
+        self._session.not_saved[name] = None
+        if self._world.local_rank == 0:  # all ranks have written
+            with contextlib.suppress(OSError):
+                remove(self._volume / name)
 
     def _failed(self, name: str, error: Exception) -> None:
         warn(f"{name} could not be saved ({type(error).__name__}: {error}); training goes on, the older ones stand")

@@ -31,6 +31,7 @@ class TrainerDriver(Driver):
     """One ``train()`` call of a Hugging Face Trainer."""
 
     names_folder = True
+    may_write_part = True
 
     def __init__(self, session: Session, trainer: Any, resume_from: Any) -> None:
         """``resume_from``: the script's ``resume_from_checkpoint``."""
@@ -73,6 +74,10 @@ class TrainerDriver(Driver):
             self._session.saved &= self._saved_before
 
     missing_files = staticmethod(missing_from)
+
+    def lacking(self, files: Mapping[str, int]) -> list[str]:
+        """As ``StepWriter.lacking``: a subclass may write less (``_save_checkpoint``, ``_save``)."""
+        return missing_from(files, rank=0, world_size=1, saved_world_size=0)
 
     def check(self, folder: Path) -> None:
         """As ``Driver.check``."""

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import FINAL, MARKER, META_OWNER, SCRIPT_OWNED, ContractError
-from trainer_hook.libraries.transformers.step_tail import StepTail, script_folder
+from trainer_hook.libraries.transformers.driver import TrainerDriver
+from trainer_hook.libraries.transformers.step_tail import script_folder
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
+from trainer_hook.saving.partial_saves import PartialSaves
 from trainer_hook.train_call.train_call import TrainCall
 from trainer_hook.volume.checkpoint_folder import empty, finish, remove
 
@@ -19,13 +21,14 @@ from trainer_hook.volume.checkpoint_folder import empty, finish, remove
 class ScriptSaves:
     """The script's saves during one ``train()`` call. Every method is called on every rank at the same step."""
 
-    def __init__(self, call: TrainCall, trainer: Any, tail: StepTail) -> None:
+    def __init__(self, call: TrainCall, driver: TrainerDriver) -> None:
         self._call = call
-        self._tail = tail
-        self._trainer = trainer
+        self._tail = driver.tail
+        self._trainer = driver.trainer
         self._session = call.session
         self._volume = Path(os.path.realpath(call.session.settings.dir))
         self._was_refused = False
+        self._partial = PartialSaves(driver, call.consensus)
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
         """Withdraw a published checkpoint before the script's schedule writes into its folder."""
@@ -66,6 +69,8 @@ class ScriptSaves:
             if not self._was_refused:
                 info("the script saves with save_only_model: nothing can be resumed from that, so it is not published")
             self._was_refused = True
+            return
+        if self._partial.are_usual or not self._partial.is_whole(folder):
             return
         self._session.saved.add(name)
         self._session.saves[name] += 1

@@ -153,7 +153,7 @@ class HookedTrain:
 
     def _train(self, train: Callable[[Any], Any], choice: Choice | None) -> Any:
         trainer, call, tail = self._trainer, self._call, self._driver.tail
-        script_saves = ScriptSaves(call, trainer, tail)
+        script_saves = ScriptSaves(call, self._driver)
         callback = callback_class()(call, self._driver, script_saves, self._start, functools.partial(self._on_begin, choice))
         trainer.add_callback(callback)
         try:

@@ -108,12 +108,24 @@ class _Checkpointer:
         try:
             if fit is not None:
                 fit.failed(exception)
+        except SystemExit:  # after a just-in-time save: of what Lightning does next nothing runs
+            _finalize_loggers(trainer)
+            raise
         finally:
             self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.checkpoint_fit = None
         self._undo.close()
+
+
+def _finalize_loggers(trainer: Any) -> None:
+    """Have loggers write what they hold, as Lightning does after an error. The exit of a preempted process limits the time."""
+    for logger in trainer.loggers:
+        try:
+            logger.finalize("failed")
+        except Exception as error:
+            warn(f"{type(logger).__name__} could not be finalized ({type(error).__name__}: {error})")
 
 
 @functools.cache

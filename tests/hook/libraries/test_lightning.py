@@ -105,6 +105,8 @@ def test_a_worker_that_gets_the_signal_does_not_cut_the_save_short(volume: Path,
     with training(command, volume, answers.settings) as running:
         assert running.wait() == 143, running.log()
         assert finished(volume) == ["checkpoint-3"]
+        assert running.log().count("finalized: failed") == 1
+        assert "WARNING: Fails could not be finalized (ConnectionError: " in running.log()
     meta = marker(volume, "checkpoint-3")["meta"]
     answers.by_call["POST /v1/resume"] = 202, {"state": "ready", "checkpoint": "checkpoint-3", "source": "local", "meta": meta}
     with training(command, volume, answers.settings) as running:

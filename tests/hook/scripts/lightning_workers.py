@@ -8,6 +8,7 @@ import time
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 
 
 class Rows(torch.utils.data.Dataset):
@@ -43,6 +44,34 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+class Fails(Logger):
+    """A logger that cannot be finalized after an error."""
+
+    name, version = "fails", 0
+
+    def log_metrics(self, metrics, step=None):
+        """Hold nothing."""
+
+    def log_hyperparams(self, *arguments, **more):
+        """Hold nothing."""
+
+    def finalize(self, status):
+        if status == "failed":
+            raise ConnectionError("the server of the logger is away")
+
+
+class Holds(Fails):
+    """A logger that writes at the end."""
+
+    def finalize(self, status):
+        os.write(1, f"finalized: {status}\n".encode())
+
+
+quiet = {
+    "logger": [Fails(), Holds()],
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=1, prefetch_factor=1)
 pl.Trainer(accelerator="cpu", devices=1, max_steps=5, **quiet).fit(Model(), loader)

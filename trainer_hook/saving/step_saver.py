@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.partial_saves import PartialSaves
 from trainer_hook.saving.schedule import surplus
+from trainer_hook.saving.sharded_failures import sharded_failures
 from trainer_hook.volume.checkpoint_folder import check_writable, finish, finished_on, listed_files, remove
 from trainer_hook.volume.doubts import is_among, of_other_runs
 from trainer_hook.volume.publish import make_system_folders
@@ -77,21 +77,6 @@ class _Save:
     meta: Mapping[str, Any]
     began_s: float
     """Monotonic."""
-
-
-@contextlib.contextmanager
-def _sharded_failures() -> Iterator[None]:
-    """Raise ``RankFailed`` where ``torch.distributed.checkpoint`` fails, whose own error is no ``Exception``."""
-    try:
-        yield
-    except BaseException as error:
-        library: Any = sys.modules.get("torch.distributed.checkpoint.api")
-        if library is None or not isinstance(error, library.CheckpointException):
-            raise
-        from trainer_hook.asynchronous.deferring import RankFailed
-        from trainer_hook.asynchronous.sharded import reasons
-
-        raise RankFailed(reasons(error)) from error
 
 
 class StepSaver:
@@ -157,7 +142,7 @@ class StepSaver:
             return False
         wrote, captured, self._latest_name, self._latest_failed = True, None, name, False
         try:
-            with _sharded_failures():
+            with sharded_failures():
                 captured = self._begin(save, global_step)
         except Exception as error:
             self._failed(name, error)
@@ -378,7 +363,7 @@ class StepSaver:
             return
         self._session.saves[contract.FINAL] += 1
         try:
-            with _sharded_failures():
+            with sharded_failures():
                 self._writer.write_final(folder)
             folder.mkdir(exist_ok=True)
             if self.records.record_part(contract.FINAL):

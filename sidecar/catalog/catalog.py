@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.catalog.events import Events
-from sidecar.core.format.attempts import goes_after
+from sidecar.core.commit.training_line import was_finished_later
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.lifecycle.rejection import Marked, newest_rejected
 from sidecar.core.lifecycle.save_profile import save_profile
@@ -228,10 +228,6 @@ class Catalog:
 
 
 def _is_after(tracked: Tracked, other: Tracked) -> bool:
-    """Whether a checkpoint was finished later than another one, by its attempt and time; never one that was downloaded."""
+    """Whether a checkpoint was finished later than another one."""
     ours, theirs = tracked.checkpoint, other.checkpoint
-    if ours is None or theirs is None or ours.restored_from is not None:
-        return False
-    if ours.is_inherited is not theirs.is_inherited:  # this pod's trainer began after the pod that left the other one
-        return theirs.is_inherited
-    return goes_after(ours.attempt, rfc3339(ours.created_at_s), theirs.attempt, rfc3339(theirs.created_at_s))
+    return ours is not None and theirs is not None and was_finished_later(ours, theirs)

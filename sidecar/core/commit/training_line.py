@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.core.format.attempts import Began, began, seconds, was_later
-from trainer_hook.contract import META_RESUMED_FROM
+from sidecar.core.format.attempts import Began, began, goes_after, seconds, was_later
+from sidecar.core.format.found_checkpoint import Finished
+from trainer_hook.contract import META_RESUMED_FROM, rfc3339, train_call_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,29 @@ class Committed:
     """Epoch of the prefix under which it was written; ``None``: unknown."""
     train_call: int = 0
     """Which ``train()`` call wrote it, from 0."""
+
+
+def was_finished_later(ours: Finished, theirs: Finished) -> bool:
+    """Whether a checkpoint on the volume was finished later than another one; never one that was downloaded.
+
+    Within one ``train()`` call of an attempt, a higher step is later, also if the clock was set back in between. A lower one is
+    earlier where each start of the job is known to have an attempt of its own: with several nodes. Otherwise times decide.
+    """
+    if ours.restored_from is not None:
+        return False
+    if ours.is_inherited is not theirs.is_inherited:  # this pod's trainer began after the pod that left the other one
+        return theirs.is_inherited
+    if _are_of_one_call(ours, theirs) and ours.resume_step is not None and theirs.resume_step is not None:
+        if ours.resume_step > theirs.resume_step:
+            return True
+        if ours.resume_step < theirs.resume_step and ours.node.count > 1:
+            return False
+    return goes_after(ours.attempt, rfc3339(ours.created_at_s), theirs.attempt, rfc3339(theirs.created_at_s))
+
+
+def _are_of_one_call(ours: Finished, theirs: Finished) -> bool:
+    is_named = ours.names_attempt and theirs.names_attempt  # otherwise it is one for all that the pod's trainers write
+    return is_named and ours.attempt == theirs.attempt and train_call_of(ours.meta) == train_call_of(theirs.meta)
 
 
 def origin_of(meta: Mapping[str, Any]) -> Origin | None:

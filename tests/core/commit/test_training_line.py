@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.commit import training_line
-from sidecar.core.commit.training_line import Committed, Origin, origin_of, present_line
-from trainer_hook.contract import rfc3339
+from sidecar.core.commit.training_line import (
+    Committed,
+    Origin,
+    origin_of,
+    present_line,
+    was_finished_later,
+)
+from sidecar.core.format.found_checkpoint import Finished
+from trainer_hook.contract import META_RESTORED, META_TRAIN_CALL, Node, rfc3339
 
 
 def written(step: int, attempt: str, at_s: float, origin: Origin | None = None) -> Committed:
@@ -153,3 +160,39 @@ def test_commits_that_are_already_in_order_are_compared_once_each(monkeypatch: p
     random.Random(1).shuffle(commits)
     assert len(present_line(commits)) == 2000
     assert len(asked) <= 2 * 2000
+
+
+def finished(step: int | None, at_s: float, *, attempt: str = "a", nodes: int = 1) -> Finished:
+    name = "final" if step is None else f"checkpoint-{step}"
+    return Finished(name, "v", step, None, attempt, Node(0, nodes), at_s, None, (), {})
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_higher_step_of_an_attempt_was_finished_later_whatever_the_clock_says(nodes: int) -> None:
+    one, other = finished(10, 1.8e9, nodes=nodes), finished(20, 1.8e9 - 9000, nodes=nodes)
+    assert was_finished_later(other, one)
+    assert was_finished_later(one, other) is (nodes == 1)  # alone, a trainer that starts again may keep its attempt
+    assert not was_finished_later(one, finished(20, 1.8e9 + 1, nodes=nodes))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (finished(20, 1.8e9), finished(10, 1.8e9 + 1, attempt="b")),
+        (finished(20, 1.8e9), replace(finished(10, 1.8e9 + 1), meta={META_TRAIN_CALL: 1})),
+        (finished(20, 1.8e9), replace(finished(10, 1.8e9 + 1), names_attempt=False)),
+        (finished(20, 1.8e9), finished(None, 1.8e9 + 1)),
+        (finished(None, 1.8e9), finished(10, 1.8e9 + 1)),
+        (finished(10, 1.8e9), finished(10, 1.8e9 + 1)),
+    ],
+)
+def test_otherwise_times_tell_what_was_finished_later(one: Finished, other: Finished) -> None:
+    assert was_finished_later(other, one)
+    assert not was_finished_later(one, other)
+
+
+def test_what_was_downloaded_was_not_finished_later_and_what_an_earlier_pod_left_was_earlier() -> None:
+    one, other = finished(10, 1.8e9), finished(20, 1.8e9 + 1)
+    assert not was_finished_later(replace(other, meta={META_RESTORED: "0" * 16}), one)
+    assert not was_finished_later(replace(other, is_inherited=True), one)
+    assert was_finished_later(one, replace(other, is_inherited=True))

@@ -175,3 +175,23 @@ def test_a_finding_about_an_earlier_commit_revokes_no_later_one_that_another_nod
         zero.committed("checkpoint-5")
         assert zero.terminate() == 0
     assert place.store.get(keys.commit("checkpoint-5")) == commit
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_clock_that_is_set_back_leaves_no_part_that_waits_for_nodes_without_end(place: Place, tmp_path: Path) -> None:
+    """The newest durable step stayed the last one from before, so the part held its files, and the end of the pod."""
+    before, after = ({**MARKER, "created_at": f"2026-01-01T{hour}:00:00Z"} for hour in ("12", "09"))
+    with sidecar(tmp_path / "0", of_node(place, 0)) as zero, sidecar(tmp_path / "1", of_node(place, 1)) as one:
+        for name, marker, nodes in (
+            ("checkpoint-10", before, (zero.ready(), one.ready())),
+            ("checkpoint-20", after, (one,)),  # node 0 could not save it
+            ("checkpoint-30", after, (zero, one)),
+        ):
+            for running in nodes:
+                write_checkpoint(running.volume, name, {f"part-{running.volume.name}": b"x"}, marker)
+                until(lambda of=running, name=name: name in uploaded(of))
+        for running in (zero, one):
+            running.committed("checkpoint-30")
+        until(lambda: [event["checkpoint"] for event in one.events("checkpoint_superseded")] == ["checkpoint-20"], timeout_s=10)
+        assert one.status()["newest_durable_step"] == 30
+        assert one.terminate() == 0

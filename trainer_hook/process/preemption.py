@@ -11,6 +11,7 @@ from typing import NoReturn
 from trainer_hook.process.log import warn
 from trainer_hook.process.session import Session
 from trainer_hook.process.signals import exit_within, start_thread
+from trainer_hook.process.system_exit import exit_with
 
 EXIT_TIMEOUT_S = 10.0
 RANKS_MARGIN_S = 2.0
@@ -51,4 +52,4 @@ def exit_preempted(session: Session, step: int) -> NoReturn:
     if threading.current_thread() is not threading.main_thread():
         session.left_in_thread = True
         session.stop.end_main_thread()
-    raise SystemExit(code)
+    raise exit_with(code)

@@ -26,7 +26,7 @@ from trainer_hook.process.fork_mask import ForkMask
 from trainer_hook.process.log import warn
 from trainer_hook.process.native_handler import NativeHandler
 from trainer_hook.process.pid_one import default_action
-from trainer_hook.process.system_exit import kept, soon, watched
+from trainer_hook.process.system_exit import exit_with, kept, soon, watched
 from trainer_hook.process.trainers_below import is_below_trainer, ranks_below, wait_for_trainers
 from trainer_hook.volume.publish import publish
 
@@ -165,7 +165,7 @@ class StopSignal:
         """End the process from another thread, where ``SystemExit`` would end only that thread."""
 
         def end() -> None:
-            raise watched(SystemExit(self._exit_code), dropped=functools.partial(soon, self.end_main_thread))
+            raise watched(exit_with(self._exit_code), dropped=functools.partial(soon, self.end_main_thread))
 
         if threading.main_thread().is_alive():
             main_thread.ask(end)
@@ -238,7 +238,7 @@ class StopSignal:
             self.wait_for_trainers(tell=True, ranks=is_exiting)
             if is_exiting:  # the interpreter would report an exception, ignore it, and end with the script's exit code
                 self._end_exit()
-            raise kept(SystemExit(self._exit_code))
+            raise kept(exit_with(self._exit_code))
 
     def _handle_in_child(self, number: int, frame: FrameType | None) -> None:
         # Called by a handler that the script installed later, and which expects the earlier handler to end the process.
@@ -246,7 +246,7 @@ class StopSignal:
         if callable(below):
             below(number, frame)
         elif os.getpid() in _listening:
-            raise kept(SystemExit(self._exit_code))
+            raise kept(exit_with(self._exit_code))
         elif below != signal.SIG_IGN:
             default_action(number, frame)
 

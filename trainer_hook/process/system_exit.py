@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers, raised again where Python ignores them.
+"""Exceptions that end the script, and those of signal handlers, raised again where Python ignores them.
 
 A handler runs between any two bytecodes of the main thread: also in a destructor or in a callback of ``fork``, whose
 exceptions Python reports (``sys.unraisablehook``) and drops. The script would go on as if no signal had come.
@@ -6,6 +6,7 @@ exceptions Python reports (``sys.unraisablehook``) and drops. The script would g
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -17,6 +18,16 @@ from typing import Any
 
 _AGAIN_S = 0.02
 """Time from the exception that was dropped to the next attempt: the destructor or callback has often returned by then."""
+
+
+def exit_with(code: int) -> SystemExit:
+    """Return the exception to raise, after the call of ``sys.exit`` that libraries replace to learn the exit code.
+
+    Without the call wandb shows a run as finished that was preempted.
+    """
+    with contextlib.suppress(SystemExit, Exception):
+        sys.exit(code)
+    return SystemExit(code)
 
 
 def watched(error: BaseException, *, dropped: Callable[[], object]) -> BaseException:

@@ -21,6 +21,14 @@ class EarlyStoppingCallback:
     """Named as the library's own."""
 
 
+class SyncRefModelCallback:
+    """Named as TRL's own."""
+
+
+class BEMACallback:
+    """Named as TRL's own."""
+
+
 def trainer(fetch: Callable[[], Any] = list, **arguments: Any) -> Any:
     given = {"ignore_data_skip": False, "restore_callback_states_from_checkpoint": False, "dataloader_num_workers": 0}
     return SimpleNamespace(
@@ -37,6 +45,7 @@ def trainer(fetch: Callable[[], Any] = list, **arguments: Any) -> Any:
         ({"ignore_data_skip": True}, "ignore_data_skip"),
         ({"dataloader_num_workers": 2}, "worker processes"),
         ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback forgets"),
+        ({"callbacks": [BEMACallback()]}, "BEMACallback keeps beside the trained one"),
         ({"dataloader_persistent_workers": True, "train_dataset": SimpleNamespace(set_epoch=int)}, "from the second pass on"),
     ],
 )
@@ -50,6 +59,12 @@ def test_completions_that_serve_several_steps_are_exact_only_between_them(step: 
     one = trainer(steps_per_generation=2, gradient_accumulation_steps=1)
     one.num_iterations, one._buffered_inputs = 2, None
     assert bool(known_reasons(one, step)) == is_said
+
+
+@pytest.mark.parametrize(("step", "is_said"), [(3, False), (4, True), (5, True)])
+def test_a_reference_model_that_follows_training_is_not_in_a_checkpoint(step: int, is_said: bool) -> None:
+    reasons = known_reasons(trainer(callbacks=[SyncRefModelCallback()], ref_model_sync_steps=4), step)
+    assert ["SyncRefModelCallback" in reason for reason in reasons] == [True] * is_said
 
 
 def test_callbacks_that_are_restored_forget_nothing() -> None:

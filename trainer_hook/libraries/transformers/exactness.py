@@ -11,6 +11,8 @@ from trainer_hook.process.patching import replaced
 
 _STATEFUL_CALLBACKS = ("EarlyStoppingCallback",)
 """Callbacks of the library with a state that decides about training."""
+_OWN_MODELS = {"SyncRefModelCallback": "ref_model_sync_steps", "SyncTeacherModelCallback": "teacher_sync_steps", "BEMACallback": ""}
+"""TRL's callbacks that change a second model, which Trainer does not save, and the argument with the steps up to a change."""
 
 
 def known_reasons(trainer: Any, step: int) -> list[str]:
@@ -29,6 +31,10 @@ def known_reasons(trainer: Any, step: int) -> list[str]:
         reasons.append("if the dataset draws random numbers in its worker processes, they are others now")
     if getattr(args, "dataloader_persistent_workers", False) and has_own_epoch(getattr(trainer, "train_dataset", None)):
         reasons.append(EPOCH_OF_WORKERS)
+    for callback in trainer.callback_handler.callbacks:
+        first_change = _OWN_MODELS.get(type(callback).__name__)
+        if first_change is not None and step >= getattr(args, first_change, 1):
+            reasons.append(f"the model that {type(callback).__name__} keeps beside the trained one begins anew")
     # TRL's generating trainers use their completions for several steps, and do not save them.
     every = getattr(trainer, "num_iterations", 1) * (getattr(args, "steps_per_generation", None) or 0)
     if hasattr(trainer, "_buffered_inputs") and every and step * args.gradient_accumulation_steps % every:

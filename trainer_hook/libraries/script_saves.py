@@ -156,8 +156,8 @@ def hint_for(parts: tuple[str, ...]) -> str | None:
         return "the directory of a checkpoint must be named checkpoint-<step>"
     if contract.step_of(parts[0]) is not None:
         return f"only the script knows when all of {parts[0]} is there: let it write an empty {parts[0]}/{contract.MARKER} then"
-    if contract.step_of(parts[-1]) is not None:
-        return "a checkpoint must be directly in $CKPT_DIR"
+    if parts[-1][-1:].isdecimal():  # a number of a step, an epoch or a save: step-20, checkpoint_3
+        return "a checkpoint must be directly in $CKPT_DIR, named checkpoint-<step>"
     return None
 
 

@@ -148,6 +148,9 @@ def test_only_what_is_surely_meant_gets_a_hint() -> None:
     assert "checkpoint-<step>" in str(hint_for(("checkpoint-007",)))
     assert "checkpoint-7/.complete" in str(hint_for(("checkpoint-7", "model")))
     assert "directly in $CKPT_DIR" in str(hint_for(("runs", "checkpoint-7")))
+    # Accelerate's automatic_checkpoint_naming, torchtitan
+    for parts in (("checkpoints", "checkpoint_3"), ("checkpoint", "step-20")):
+        assert "directly in $CKPT_DIR, named checkpoint-<step>" in str(hint_for(parts))
     assert hint_for(("runs", "model")) is None
 
 

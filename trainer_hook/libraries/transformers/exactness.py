@@ -11,7 +11,11 @@ from trainer_hook.process.patching import replaced
 
 _STATEFUL_CALLBACKS = ("EarlyStoppingCallback",)
 """Callbacks of the library with a state that decides about training."""
-_OWN_MODELS = {"SyncRefModelCallback": "ref_model_sync_steps", "SyncTeacherModelCallback": "teacher_sync_steps", "BEMACallback": ""}
+_OWN_MODELS = {
+    "SyncRefModelCallback": "ref_model_sync_steps",
+    "SyncTeacherModelCallback": "teacher_sync_steps",
+    "BEMACallback": "",
+}
 """TRL's callbacks that change a second model, which Trainer does not save, and the argument with the steps up to a change."""
 
 

@@ -223,7 +223,7 @@ class _ScriptSave:
         """This rank's part is written."""
         session, step = self._session, contract.step_of(self._name)
         session.outcome = session.outcome or "succeeded"  # unless an exception or a signal ends this process
-        session.tell_state("failed" if session.outcome == "failed" else "running", step or 0)
+        session.tell_state("running", step or 0)
         if not self._publishes:
             self._records.record_part(self._name)
             return

@@ -40,11 +40,15 @@ def watch() -> None:
     _raise_in_python()
 
 
+def is_uncaught() -> bool:
+    """Whether an exception other than ``SystemExit`` ended the script."""
+    # last_value is set before sys.excepthook, which a script may have replaced; in a shell or notebook every error sets it.
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+
+
 def failed() -> bool:
     """Whether the script ended with a non-zero exit code or an uncaught exception."""
-    # last_value is set before sys.excepthook, which a script may have replaced; in a shell or notebook every error sets it.
-    uncaught = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
-    return uncaught or _ended_with not in (None, 0)
+    return is_uncaught() or _ended_with not in (None, 0)
 
 
 def is_known_to_be(code: int) -> bool:

@@ -6,13 +6,11 @@ import atexit
 import contextlib
 import functools
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339, step_of
@@ -43,7 +41,7 @@ class Session:
     """This process among all; ``None`` before it has its lease."""
     attempt: str = ""
     outcome: str | None = None
-    """``succeeded`` (the last ``train()`` ended by itself), ``failed`` or ``preempted``; ``None``: still training."""
+    """``succeeded`` (the last ``train()`` ended by itself) or ``preempted``; ``None``: still training."""
     train_calls: int = 0
     """Calls of ``train()`` that have ended, of this script and of those that trained before it in this container."""
     base_step: int = 0
@@ -159,10 +157,8 @@ class Session:
         """Run at exit: after success, wait until all checkpoints are durable, because the pod ends with this process."""
         if os.getpid() == self.pid:
             self._end_preempted()
-        if os.getpid() != self.pid or self.world is None or self.outcome != "succeeded":
+        if os.getpid() != self.pid or self.world is None or (state := self._end_state()) is None:
             return
-        interrupted = self.stop.notice_at_s is not None  # in the code of the script after training
-        state = "preempted" if interrupted else "failed" if exit_code.failed() else "succeeded"
         self.tell_state(state, self.last_step)
         if state != "succeeded":
             return
@@ -172,6 +168,17 @@ class Session:
                 missing = wait_until_durable(self.client, self.stop, self.not_saved)
             if missing and self.settings.fail_without_store:
                 end_after_failure(missing)
+
+    def _end_state(self) -> str | None:
+        """Return the state to tell at exit; ``None``: the one that was told last stands."""
+        # After a preemption it is an error on the way out of the training that was saved.
+        if self.outcome != "preempted" and exit_code.is_uncaught():
+            return "failed"
+        if self.outcome != "succeeded":
+            return None
+        if self.stop.notice_at_s is not None:  # in the code of the script after training
+            return "preempted"
+        return "failed" if exit_code.failed() else "succeeded"
 
     def _end_preempted(self) -> None:
         """End with the exit code of a preemption, also where the script ends in another way: its training is not over."""
@@ -269,7 +276,6 @@ def open_session(settings: Settings) -> Session:
     # Registered early, so that it runs after the script's own functions.
     atexit.register(session.at_exit)
     stop.before_exit = session.at_exit
-    _watch_for_failure(session)
     exit_code.watch()
     return session
 
@@ -285,15 +291,3 @@ def _open_forked() -> Session:
 
     util.Finalize(None, end, exitpriority=-1)  # a forked child of multiprocessing ends without atexit
     return session
-
-
-def _watch_for_failure(session: Session) -> None:
-    before = sys.excepthook
-
-    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if session.outcome != "preempted":  # else an error on the way out of the training that was saved
-            session.outcome = "failed"
-            session.tell_state("failed", session.last_step)
-        before(kind, error, trace)
-
-    sys.excepthook = on_exception

@@ -11,6 +11,7 @@ import pytest
 from tests.hook.job import ROOT, Answers, plain_environ
 from tests.hook.process.test_ending import PREEMPTED, TRAINED
 from tests.hook.process.test_signals import outcome
+from trainer_hook.contract import parse_trainer_state
 
 REPLACED = """
 import atexit, sys
@@ -52,3 +53,22 @@ def test_the_exit_code_after_a_signal_outside_training_is_told(volume: Path) -> 
 def test_a_replacement_that_does_not_end_the_script_is_not_relied_on(volume: Path) -> None:
     code = REFUSES + "stop.install()\nprint('up', flush=True)\ntime.sleep(30)\n"
     assert outcome(code, volume, signalled=True) == (143, "up\n")
+
+
+CHAINED = """
+import traceback
+def learn(kind, error, trace, then=sys.excepthook if sys.excepthook != sys.__excepthook__ else None):
+    traceback.print_exception(kind, error, trace)
+    if then is not None:
+        then(kind, error, trace)
+sys.excepthook = learn
+session.outcome = None
+raise ValueError("of the script")
+"""
+
+
+def test_an_error_that_a_library_prints_is_printed_once(volume: Path, answers: Answers) -> None:
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    ended = subprocess.run([sys.executable, "-c", TRAINED + CHAINED], env=environ, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.count("ValueError: of the script")) == (1, 1), ended.stderr
+    assert parse_trainer_state((volume / ".ckpt/trainer.json").read_bytes()).state == "failed"

@@ -269,9 +269,7 @@ class RequestWorker:
                 if request.asked_by is AskedBy.PERSON:
                     raise CheckpointChanged(name)
                 if request.is_unattended:
-                    raise Obstructed(
-                        f"{name} on the volume is in the way: no requester waits, so the trainer may be writing it now"
-                    )
+                    raise Obstructed(f"{name} on the volume is in the way: no trainer waits, it may be writing it now")
             await self._download(request, offer, reader)
         self.end(
             request,

@@ -9,7 +9,7 @@ from typing import Protocol
 from trainer_hook.contract import ContractError
 from trainer_hook.process.log import warn
 from trainer_hook.process.rank_consensus import RankConsensus
-from trainer_hook.volume.publish import listed_files
+from trainer_hook.volume.checkpoint_folder import listed_files
 
 ENOUGH = 2
 """Saves in a row that were only a part: the next one would be, too. A single one may be due to files that somebody deleted."""

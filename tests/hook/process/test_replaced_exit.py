@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.job import ROOT, Answers, plain_environ
-from tests.hook.process.test_ending import PREEMPTED, TRAINED
+from tests.hook.process.test_durable_wait import PREEMPTED, TRAINED
 from tests.hook.process.test_signals import outcome
 from trainer_hook.contract import parse_trainer_state
 

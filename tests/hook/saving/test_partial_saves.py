@@ -78,6 +78,7 @@ def told(run: Training) -> str:
     return "\n".join(line for line in run.log().splitlines() if line.startswith("[checkpoint]"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"CKPT_ASYNC": "1"}])
 def test_a_trainer_that_saves_its_projector_alone_is_told_so_at_its_first_save(
     more: dict[str, str], volume: Path, answers: Answers
@@ -92,6 +93,7 @@ def test_a_trainer_that_saves_its_projector_alone_is_told_so_at_its_first_save(
     assert "Traceback" not in running.log()
 
 
+@pytest.mark.slow
 def test_nor_are_the_parts_that_its_own_schedule_saves_published(volume: Path, answers: Answers) -> None:
     with training(partial_trainer(6, 0, volume, 2), volume, answers.settings | {"CKPT_SAVE_STRATEGY": "no"}) as running:
         assert running.wait() == 0, running.log()

@@ -214,6 +214,12 @@ def test_when_space_is_short_only_as_many_more_go_as_are_needed(
         assert {c.name for c in durable} - {d.name for d in plan} <= untouchable(durable)
 
 
+def test_what_is_protected_is_passed_over_where_space_is_short() -> None:
+    durable = [Kept("checkpoint-1", 1, 10, protected="in use"), Kept("checkpoint-2", 2, 10), Kept("checkpoint-3", 3, 10)]
+    plan = plan_local_deletion(durable, keep_newest=3, free_bytes=0, min_free_bytes=10)
+    assert [deletion.name for deletion in plan] == ["checkpoint-2"]
+
+
 def of_line(*steps: int, attempt: str = "a", at_s: float = 0.0, seen_s: float = 0.0) -> list[Committed]:
     return [Committed(f"checkpoint-{s}", s, attempt, rfc3339(1.8e9 + at_s + s), None, "", seen_s) for s in steps]
 

@@ -22,7 +22,7 @@ from sidecar.core.format.found_checkpoint import (
 )
 from tests import strategies
 from tests.outcome import outcome
-from trainer_hook.contract import META_PARTIAL, ContractError, Marker, Node, encode_marker, epoch_seconds, rfc3339
+from trainer_hook.contract import META_PARTIAL, ContractError, Marker, Node, SaveIdentity, encode_marker, epoch_seconds, rfc3339
 
 HERE = Identity(Node(0, 1), "pod-uid")
 FILES = (FoundFile("a.pt", 10, 1, 100), FoundFile("sub/b.pt", 20, 1, 101))
@@ -253,3 +253,8 @@ def test_only_a_marker_that_lists_no_files_leaves_open_whether_some_were_deleted
     written = (FoundFile("new.pt", 1, found().marker.mtime_ns + 1, 7),)
     being_saved = dataclasses.replace(changed_after_ns(CLOCK_TICK_NS + 1), files=written)
     assert not may_be_half_deleted(being_saved), "a rotation writes nothing"
+
+
+def test_a_checkpoint_names_the_writing_of_its_step_as_its_commit_will() -> None:
+    checkpoint = judge(found({"attempt": "a1", "created_at": "2026-03-01T12:00:00.000Z"}), HERE)
+    assert checkpoint.identity == SaveIdentity("a1", None, "2026-03-01T12:00:00.000Z", is_committed=True)

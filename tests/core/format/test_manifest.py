@@ -30,7 +30,7 @@ from sidecar.core.format.manifest import (
 )
 from tests import strategies
 from tests.outcome import outcome
-from trainer_hook.contract import ContractError, LaterFormatError, Marker, check_path, encode_marker, parse_marker
+from trainer_hook.contract import ContractError, LaterFormatError, Marker, SaveIdentity, check_path, encode_marker, parse_marker
 from trainer_hook.contract.names import MAX_META_DEPTH, MAX_NODES
 
 KEY = "checkpoint-20/.complete"
@@ -330,3 +330,8 @@ def test_copies_of_manifests_and_records_are_read_as_they_were_written() -> None
     for kind in (ManifestBundle, Quarantined, BegunDeletion):
         with pytest.raises(ContractError, match=r"^k: "):
             decode(kind, b"{}", key="k")
+
+
+def test_a_commit_names_the_writing_of_its_step() -> None:
+    commit = decode_commit(json.dumps(COMMIT | {"created_at": "2026-03-01T12:00:00.000Z"}).encode(), key=KEY)
+    assert commit.identity == SaveIdentity("a1", None, "2026-03-01T12:00:00.000Z", is_committed=True)

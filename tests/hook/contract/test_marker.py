@@ -22,6 +22,7 @@ from trainer_hook.contract import (
     is_script_owned,
     parse_marker,
     train_call_of,
+    version_of,
 )
 from trainer_hook.contract.names import MAX_META_BYTES, MAX_META_DEPTH, MAX_NODES
 
@@ -259,3 +260,10 @@ def test_a_train_call_is_read() -> None:
 @pytest.mark.parametrize(("owner", "is_script"), [("script", True), ("hook", False), (None, False)])
 def test_a_script_owns_the_checkpoints_that_it_rotates_itself(owner: str | None, is_script: bool) -> None:
     assert is_script_owned({} if owner is None else {"owner": owner}) is is_script
+
+
+def test_a_marker_that_is_written_again_has_another_version() -> None:
+    versions = {
+        version_of(inode, size, time_ns) for inode in (1, 2) for size in (0, 2) for time_ns in (0, 1_772_366_400_000_000_000)
+    }
+    assert len(versions) == 8

@@ -58,7 +58,9 @@ def test_a_checkpoint_that_cannot_be_read_at_the_end_is_not_called_durable(tmp_p
 def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(tmp_path: Path) -> None:
     """It was logged as deleted: its marker was, its largest files stayed until the volume was full."""
     volume, store = open_to_nobody(tmp_path)
-    with sidecar(volume, {"CKPT_STORE": f"file://{store}", "CKPT_KEEP_LOCAL": "1"}, within=AS_NOBODY) as running:
+    with sidecar(
+        volume, {"CKPT_STORE": f"file://{store}", "CKPT_KEEP_LOCAL": "1", "CKPT_RESUME": "on-demand"}, within=AS_NOBODY
+    ) as running:
         running.ready()
         for step in (1, 2, 3):
             folder = write_checkpoint(volume, f"checkpoint-{step}", {"model": b"own", "deep/model": b"own"}, {})

@@ -26,7 +26,7 @@ from trainer_hook.process.fork_mask import ForkMask
 from trainer_hook.process.log import warn
 from trainer_hook.process.native_handler import NativeHandler
 from trainer_hook.process.pid_one import default_action
-from trainer_hook.process.system_exit import exit_with, kept, soon, watched
+from trainer_hook.process.system_exit import exit_with, has_script_ended, kept, soon, watched
 from trainer_hook.process.trainers_below import is_below_trainer, ranks_below, wait_for_trainers
 from trainer_hook.volume.publish import publish
 
@@ -234,7 +234,7 @@ class StopSignal:
         elif self.is_training:
             self._is_postponed = True
         else:
-            is_exiting = not threading.main_thread().is_alive()  # waits for threads, or runs atexit functions
+            is_exiting = has_script_ended(frame)
             self.wait_for_trainers(tell=True, ranks=is_exiting)
             if is_exiting:  # the interpreter would report an exception, ignore it, and end with the script's exit code
                 self._end_exit()

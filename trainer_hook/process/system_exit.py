@@ -20,6 +20,19 @@ _AGAIN_S = 0.02
 """Time from the exception that was dropped to the next attempt: the destructor or callback has often returned by then."""
 
 
+def has_script_ended(frame: FrameType | None) -> bool:
+    """Whether the interpreter exits: it waits for threads, or runs functions of ``atexit``. Exceptions are ignored there.
+
+    ``frame``: what the main thread runs. It counts as alive until ``threading`` has called the functions of executors.
+    """
+    if not threading.main_thread().is_alive():
+        return True
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    shutdown = getattr(getattr(threading, "_shutdown", None), "__code__", None)
+    return frame is not None and frame.f_code is shutdown
+
+
 def exit_with(code: int) -> SystemExit:
     """Return the exception to raise, after the call of ``sys.exit`` that libraries replace to learn the exit code.
 
@@ -60,7 +73,7 @@ def raise_later(error: BaseException) -> None:
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, theirs)
-        if threading.main_thread().is_alive():
+        if not has_script_ended(frame):
             raise kept(error)
         if callable(theirs):  # the interpreter exits meanwhile, and would ignore the exception
             theirs(number, frame)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -364,3 +365,21 @@ def test_a_signal_while_the_interpreter_waits_for_ranks_ends_it_after_them(volum
     command = [sys.executable, "-c", RANK_THAT_IS_NOT_JOINED]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (143, "saved")
+
+
+WHILE_EXECUTORS_END = """
+import concurrent.futures.thread, os, signal, threading, time
+from trainer_hook.process.session import current_session
+current_session()
+threading._register_atexit(lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(20)))
+"""
+
+
+def test_a_signal_while_the_interpreter_ends_the_threads_of_executors_is_not_dropped(volume: Path, answers: Answers) -> None:
+    """The main thread counts as alive then: its exception was ignored, and the process ended with 0."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    command = [sys.executable, "-c", WHILE_EXECUTORS_END]
+    began_s = time.monotonic()
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (143, "")
+    assert time.monotonic() - began_s < 15

@@ -35,7 +35,7 @@ async def stored_checkpoints(
     downloader = services.store_reader.downloader
     if downloader is None or services.health.unreachable is not None:
         trouble = services.health.unreachable or "it was not reached yet"
-        raise Problem(503, "Store not reachable", f"{trouble}; where=local lists the volume alone")
+        raise Problem(503, "Store not reachable", f"{trouble} (where=local lists the volume alone)")
     reading = asyncio.create_task(_read(downloader, only, before_step, limit))
     # Not awaited when cancelled: a request ends when its thread does.
     done, _ = await asyncio.wait({reading}, timeout=PATIENCE_S)

@@ -218,9 +218,9 @@ class PassedOver(BaseModel):
 class SaveIdentity(BaseModel):
     """What tells one writing of a step from another."""
 
-    attempt: str | None
-    save_id: str | None = Field(description="Absent: unknown, as of a copy that was downloaded before")
-    finished_at: str | None
+    attempt: str | None = Field(description="Attempt that wrote it; null: unknown")
+    save_id: str | None = Field(description="Id of the save; null: unknown, as of a copy that was downloaded before")
+    finished_at: str | None = Field(description="Time of the marker of node 0, RFC 3339 in UTC; null: unknown")
 
 
 class Resume(BaseModel):

@@ -29,6 +29,13 @@ def best_of(one: Any, volume: Path, bringing: Any = None, agree: Callable[[bool]
     return BestModel(one, volume, bringing, agree, checkpoint_name)
 
 
+def load(best: BestModel, one: Any) -> None:
+    """Let the end of training load the best model, as Trainer does."""
+    best.expect_on_volume()
+    with best.from_store():
+        one._load_best_model()
+
+
 class Bringing:
     """Stands in for the question to the sidecar, which the tests of resuming ask for real."""
 
@@ -80,9 +87,7 @@ def test_a_nodes_own_part_of_it_is_completed(usable: bool, reason: str | None, v
     one, bringing = trainer(own), Bringing(volume, reason)
     bringing.usable = usable
     best = best_of(one, volume, bringing)
-    best.expect_on_volume()
-    with best.from_store():
-        one._load_best_model()
+    load(best, one)
     assert bringing.asked == ([] if usable else ["checkpoint-4"])
     assert one.loaded == [str(own)], "with nothing better the library looks there, as without the hook"
 
@@ -93,9 +98,7 @@ def test_parts_of_different_saves_are_no_best_model(reason: str | None, volume: 
     one, bringing = trainer(own), Bringing(volume, reason)
     bringing.same = False
     best = best_of(one, volume, bringing)
-    best.expect_on_volume()
-    with best.from_store():
-        one._load_best_model()
+    load(best, one)
     assert bringing.asked == ["checkpoint-4"]
     assert one.loaded == ([] if reason else [str(own)])
 
@@ -105,9 +108,7 @@ def test_one_that_cannot_be_had_is_said_and_training_ends_all_the_same(
 ) -> None:
     one, bringing = trainer(None), Bringing(volume, "not in the store")
     best = best_of(one, volume, bringing)
-    best.expect_on_volume()
-    with best.from_store():
-        one._load_best_model()
+    load(best, one)
     assert (one.loaded, one.state.best_model_checkpoint) == ([], None)
     assert "training ends with the last weights" in capsys.readouterr().err
 

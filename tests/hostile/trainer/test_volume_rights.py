@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +25,10 @@ MANY = 100_000
 
 
 @BY_ANOTHER_USER
-def test_files_that_another_user_closed_are_named_and_committed_once_they_are_readable(tmp_path: Path) -> None:
-    volume, store = open_to_nobody(tmp_path)
+def test_files_that_another_user_closed_are_named_and_committed_once_they_are_readable(
+    open_to_nobody: tuple[Path, Path],
+) -> None:
+    volume, store = open_to_nobody
     closed = {"checkpoint-1": "model", "checkpoint-2": "deep", "checkpoint-3": ".complete", "checkpoint-4": ""}
     with sidecar(volume, {"CKPT_STORE": f"file://{store}"}, within=AS_NOBODY) as running:
         running.ready()
@@ -44,8 +47,8 @@ def test_files_that_another_user_closed_are_named_and_committed_once_they_are_re
 
 
 @BY_ANOTHER_USER
-def test_a_checkpoint_that_cannot_be_read_at_the_end_is_not_called_durable(tmp_path: Path) -> None:
-    volume, store = open_to_nobody(tmp_path)
+def test_a_checkpoint_that_cannot_be_read_at_the_end_is_not_called_durable(open_to_nobody: tuple[Path, Path]) -> None:
+    volume, store = open_to_nobody
     with sidecar(volume, {"CKPT_STORE": f"file://{store}", "CKPT_GRACE_SECONDS": "3"}, within=AS_NOBODY) as running:
         running.ready()
         write_checkpoint(volume, "checkpoint-1", {"model": b"own"}, {}).chmod(0)
@@ -55,9 +58,9 @@ def test_a_checkpoint_that_cannot_be_read_at_the_end_is_not_called_durable(tmp_p
 
 
 @BY_ANOTHER_USER
-def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(open_to_nobody: tuple[Path, Path]) -> None:
     """It was logged as deleted: its marker was, its largest files stayed until the volume was full."""
-    volume, store = open_to_nobody(tmp_path)
+    volume, store = open_to_nobody
     with sidecar(
         volume, {"CKPT_STORE": f"file://{store}", "CKPT_KEEP_LOCAL": "1", "CKPT_RESUME": "on-demand"}, within=AS_NOBODY
     ) as running:
@@ -75,15 +78,16 @@ def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(tmp_p
     check_log(running)
 
 
-def open_to_nobody(folder: Path) -> tuple[Path, Path]:
-    """Return a volume and a store in a folder that any user may write to."""
-    for each in (folder, *(parent for parent in folder.parents if parent.name.startswith(("popen-", "pytest-")))):
-        each.chmod(each.stat().st_mode | 0o755)
-    volume, store = folder / "volume", folder / "store"
-    for place in (volume, store):
-        place.mkdir()
-        place.chmod(0o777)
-    return volume, store
+@pytest.fixture
+def open_to_nobody() -> Iterator[tuple[Path, Path]]:
+    """A volume and a store that any user may write to. Not below ``tmp_path``: each new run of pytest closes its root."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        volume, store = Path(folder, "volume"), Path(folder, "store")
+        for place in (volume, store):
+            place.mkdir()
+            place.chmod(0o777)
+        yield volume, store
 
 
 def unreadable(running: Sidecar) -> set[str]:

@@ -55,10 +55,11 @@ def stopped_in_mid_save(running: Training, pid: int | None = None) -> tuple[int,
     writer = writer_of(pid or running.process.pid)
     os.kill(writer, signal.SIGSTOP)
     until(lambda: state_of(writer) == "T")
-    time.sleep(0.5)  # what it had written gets its marker
-    until(lambda: in_flight(running) is not None, timeout_s=60)
-    name = in_flight(running)
-    assert name is not None
+    name = None
+    while name is None or in_flight(running) != name:  # what it had written gets its marker, on a busy machine late
+        until(lambda: in_flight(running) is not None, timeout_s=60)
+        name = in_flight(running)
+        time.sleep(1)
     return writer, name
 
 

@@ -21,7 +21,7 @@ def test_each_arrives_and_comes_back_whole(place: Place, tmp_path: Path) -> None
         assert running.status()["sent_bytes"] == TOTAL_BYTES
     with sidecar(tmp_path / "new-volume", place.settings) as running:
         answer = running.up().resume()
-        assert (answer["state"], answer["done_bytes"]) == ("ready", TOTAL_BYTES)
+        assert (answer["state"], answer["checkpoint"]) == ("ready", "checkpoint-10")
         assert contents(running.volume / "checkpoint-10") == FILES
 
 

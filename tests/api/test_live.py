@@ -196,6 +196,7 @@ def test_checkpoints_that_left_the_volume_stay_in_the_overview(tmp_path: Path) -
         assert found["checkpoint-1"]["save_reason"] == "periodic"
 
 
+@pytest.mark.slow
 def test_a_bucket_of_5000_checkpoints_costs_a_viewer_nothing(tmp_path: Path) -> None:
     store = tmp_path / "store"
     commit_steps(store, range(1, 5001))

@@ -10,6 +10,7 @@ import pytest
 
 from sidecar import __version__
 from tests.hook.job import ROOT, plain_environ
+from tests.marks import slow
 
 
 def command(
@@ -90,7 +91,7 @@ def test_commands_that_only_ask_a_sidecar_need_nothing_installed(arguments: list
 
 
 @pytest.mark.parametrize("asking", ["show", "resume"])
-@pytest.mark.parametrize("name", ["", "nonsense", "checkpoint-3O", "../final", "checkpoint-007"])
+@pytest.mark.parametrize("name", ["checkpoint-3O", *slow("", "nonsense", "../final", "checkpoint-007")])
 def test_a_name_that_no_checkpoint_has_is_not_found(name: str, asking: str, tmp_path: Path) -> None:
     ended = command(asking, name, CKPT_DIR=str(tmp_path), CKPT_API_PORT="1")
     assert (ended.returncode, ended.stderr) == (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.job import ROOT, plain_environ
+from tests.marks import slow
 
 FULL = "standard output cannot be written: No space left on device"
 
@@ -38,10 +39,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     "command",
     [
         *("--help", "ls STORE"),
-        *(
-            pytest.param(command, marks=pytest.mark.slow)
-            for command in ("--version", "completion bash", "plan cost", "ls STORE --json", "show STORE/checkpoint-1 --json")
-        ),
+        *slow("--version", "completion bash", "plan cost", "ls STORE --json", "show STORE/checkpoint-1 --json"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_1(command: str, store: str) -> None:

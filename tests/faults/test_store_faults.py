@@ -10,6 +10,7 @@ import pytest
 from tests.faults.bucket import Bucket, checkpoint_files
 from tests.faults.plan import IN_ANY_REQUEST, IN_DOWNLOADS, IN_UPLOADS, Dice, Fault, Kind, Rule, Rules
 from tests.faults.proxy import FaultProxy
+from tests.marks import slow
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
 NAME = "checkpoint-1"
@@ -77,7 +78,7 @@ def test_an_error_below_a_status_of_200_is_an_error(bucket: Bucket, tmp_path: Pa
     assert bucket.unfinished_uploads() == []
 
 
-@pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("at", [0.5, *slow(0.0, 1.0)])
 def test_a_byte_that_changed_on_the_way_up_is_never_committed(at: float, bucket: Bucket, tmp_path: Path) -> None:
     fault = Fault(Kind.CORRUPT_UPLOAD, at=at)
     plan = Rules([Rule(fault, operation="UploadPart", part=2), Rule(fault, operation="PutObject", key=SMALL, times=3)])
@@ -95,7 +96,7 @@ def test_a_document_that_changed_on_the_way_up_is_written_again(document: str, b
     bucket.assert_holds(NAME, checkpoint_files())
 
 
-@pytest.mark.parametrize("kind", [*IN_ANY_REQUEST, *IN_DOWNLOADS])
+@pytest.mark.parametrize("kind", [Kind.ERROR_500, Kind.RESET_DOWNLOAD, *slow(*IN_ANY_REQUEST[1:], *IN_DOWNLOADS[1:])])
 def test_a_resume_gets_over_a_fault_in_each_sort_of_request(kind: Kind, filled: Bucket, tmp_path: Path) -> None:
     plan = in_download(Fault(kind))
     resume(filled, FaultProxy(filled.endpoint, plan), tmp_path / "volume")

@@ -15,6 +15,7 @@ from sidecar.daemon.settings import from_environment
 from sidecar.store.opening import open_from
 from sidecar.store.protocol import Store
 from tests import servers
+from tests.marks import slow
 from tests.ports import free_port
 from tests.process.sidecar_process import until
 
@@ -120,11 +121,13 @@ class Place:
         return [pending.key for pending in self.store.pending_uploads("") if not pending.key.startswith(keys.PROBE)]
 
 
-ON_ONE_STORE = pytest.mark.parametrize("place", ["moto"], indirect=True)
+ON_ONE_STORE = pytest.mark.parametrize("place", ["file", *slow("moto")], indirect=True)
 """For what is decided on the volume or in the queue, and is the same for all stores."""
+ON_EACH_KIND = pytest.mark.parametrize("place", ["file", "moto", *servers.REAL_STORES], indirect=True)
+"""For the main paths, which `make test` runs on S3, too."""
 
 
-@pytest.fixture(params=["file", "moto", *servers.REAL_STORES])
+@pytest.fixture(params=["file", *slow("moto"), *servers.REAL_STORES])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     if request.param == "file":
         settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}"}

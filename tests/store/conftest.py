@@ -15,6 +15,7 @@ from sidecar.store.protocol import Capabilities, Part, Store, Verification
 from sidecar.store.s3.store import S3Options, S3Store
 from sidecar.store.slice import FileSlice, Gate, OpenGate
 from tests import servers
+from tests.marks import slow
 from tests.store.memory import MemoryStore
 
 BUCKET = "tests"
@@ -32,17 +33,15 @@ class Backend:
 
 BOTO3 = "-boto3"
 """Ending of the kinds whose bodies are sent and received by boto3."""
+SERVERS = ["memory", "file", servers.ON_CEPHFS, "checking", *slow("moto"), *servers.REAL_STORES]
 KINDS = [
-    "memory",
-    "file",
-    servers.ON_CEPHFS,
-    "moto",
-    "checking",
-    *(pytest.param(f"{server}{BOTO3}", marks=pytest.mark.slow) for server in ("moto", "checking")),
-    *servers.REAL_STORES,
+    *SERVERS,
+    *slow(f"checking{BOTO3}"),
     pytest.param(f"rgw{BOTO3}", marks=pytest.mark.rgw),
     pytest.param(f"minio{BOTO3}", marks=pytest.mark.minio),
 ]
+ON_EACH_SERVER = pytest.mark.parametrize("backend", SERVERS, indirect=True)
+"""For tests that neither send nor receive a body, which boto3 does in the other kinds."""
 
 
 @pytest.fixture(params=KINDS)

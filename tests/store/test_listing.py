@@ -12,7 +12,7 @@ from sidecar.errors import AlreadyExists, NotFound
 from sidecar.store.protocol import Store
 from sidecar.store.s3.control import Control
 from sidecar.store.s3.store import S3Store
-from tests.store.conftest import Backend, Source
+from tests.store.conftest import ON_EACH_SERVER, Backend, Source
 
 ODD = [
     "a",
@@ -45,6 +45,7 @@ def odd_keys(backend: Backend) -> list[str]:
     return sorted(filter(taken.get(backend.kind), ODD), key=lambda key: f"k/{key}".encode())
 
 
+@ON_EACH_SERVER
 def test_keys_are_listed_in_the_order_of_their_bytes(backend: Backend, store: Store) -> None:
     keys = odd_keys(backend)
     for key in reversed(keys):
@@ -52,6 +53,7 @@ def test_keys_are_listed_in_the_order_of_their_bytes(backend: Backend, store: St
     assert [found.key.removeprefix("k/") for found in store.list("k/")] == keys
 
 
+@ON_EACH_SERVER
 @pytest.mark.parametrize("prefix", ["a", "a+", "a ", "a%", "a/", "ä", "a\u0308", "A", "\U00010000", "none"])
 def test_a_prefix_is_neither_decoded_nor_a_pattern(prefix: str, backend: Backend, store: Store) -> None:
     keys = odd_keys(backend)
@@ -60,6 +62,7 @@ def test_a_prefix_is_neither_decoded_nor_a_pattern(prefix: str, backend: Backend
     assert [f.key for f in store.list(f"k/{prefix}")] == [f"k/{key}" for key in keys if key.startswith(prefix)]
 
 
+@ON_EACH_SERVER
 def test_a_page_may_end_at_any_key(backend: Backend, store: Store) -> None:
     """The token of the next page carries a key, or the end of a folder, whatever its letters."""
     if not isinstance(store, S3Store):
@@ -79,6 +82,7 @@ def test_a_page_may_end_at_any_key(backend: Backend, store: Store) -> None:
         assert flat == [key for key in keys if "/" not in key]
 
 
+@ON_EACH_SERVER
 @pytest.mark.slow
 def test_more_folders_than_a_page_are_each_listed_once(store: Store) -> None:
     """Common prefixes count as keys of a page, and one may hold more keys than a page."""
@@ -134,6 +138,7 @@ def joined(store: Store, source: Source, key: str, content: bytes) -> None:
     store.complete_upload(key, upload_id, [source.part(store, key, upload_id, 1, content)], crc64nvme=checksum(content))
 
 
+@ON_EACH_SERVER
 def test_between_a_conditional_put_and_a_deletion_there_is_one_object_or_none(store: Store) -> None:
     """Of a writer and a deleter that race, each sees the other's whole work or none of it."""
     start = threading.Barrier(3)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.hook.conftest import pod
 from tests.hook.job import Training, finished, script, training
+from tests.marks import slow
 
 LOADERS: dict[str, dict[str, Any]] = {
     "global": {"own_loader": "global"},
@@ -22,10 +23,8 @@ LOADERS: dict[str, dict[str, Any]] = {
 PER_EPOCH = 16
 
 
-ALWAYS, SLOW = ("global",), ("stream", "generator", "batches", "workers", "callback")
-
-
-@pytest.mark.parametrize("kind", [*ALWAYS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LOADERS)
 def test_a_resumed_epoch_begins_as_the_interrupted_one(kind: str, tmp_path: Path, unhooked: Callable[..., str]) -> None:
     """Rows of the interrupted epoch were seen twice, and others never; new workers drew from the random state of training."""
     told = LOADERS[kind] | {"args": {"max_steps": 40} | LOADERS[kind].get("args", {})}
@@ -59,7 +58,7 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["evaluation", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(ENDS)[1:])])
+@pytest.mark.parametrize("kind", ["evaluation", *slow(*list(ENDS)[1:])])
 def test_an_epoch_whose_end_the_count_of_epochs_does_not_tell(kind: str, tmp_path: Path, unhooked: Callable[..., str]) -> None:
     """It was evaluated twice; new workers drew from training's random state; the rest of it was trained after all."""
     told, settings, killed_at = ENDS[kind]

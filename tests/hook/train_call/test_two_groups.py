@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.hook.job import SCRIPTS, Answers, finished, marker, training
+from tests.marks import slow
 
 
-@pytest.mark.parametrize("kind", ["loop", "plain"])
+@pytest.mark.parametrize("kind", ["plain", *slow("loop")])
 def test_the_ranks_agree_in_the_group_that_the_script_has_now(kind: str, volume: Path, answers: Answers) -> None:
     """The second training ended with an error: the hook's own group was gone with the first one."""
     settings = answers.settings | {"CKPT_SAVE_STRATEGY": "steps", "CKPT_SAVE_STEPS": "1", "WORLD_SIZE": "2"}

@@ -13,6 +13,7 @@ import pytest
 from tests.hostile.bucket.cases import CASES, LARGE_CASES, Case
 from tests.hostile.bucket.forged import Forged, content_of
 from tests.hostile.checks import most_memory_mib
+from tests.marks import slow
 from tests.process.conftest import Place
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 from tests.servers import REAL_STORES
@@ -64,7 +65,7 @@ def check_one_is_used(running: Sidecar, cases: Sequence[Case]) -> None:
     assert "Traceback" not in running.log()
 
 
-@pytest.mark.parametrize("place", ["moto", *REAL_STORES], indirect=True)
+@pytest.mark.parametrize("place", [*slow("moto"), *REAL_STORES], indirect=True)
 def test_no_forged_step_is_resumed_and_each_is_told_with_its_reason(place: Place, tmp_path: Path) -> None:
     put_all(place, CASES)
     before = set(tmp_path.rglob("*"))

@@ -13,6 +13,7 @@ import pytest
 from sidecar.errors import StoreError
 from tests.hostile.bucket.forged import Forged, content_of
 from tests.hostile.checks import check_log, most_memory_mib
+from tests.marks import slow
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, write_checkpoint
 from tests.servers import REAL_STORES
@@ -49,7 +50,7 @@ def junk() -> dict[str, bytes]:
     return objects | dict.fromkeys(IN_NO_FOLDER, b"") | {"checkpoint-1/.ckpt/": b"", "checkpoint-1/": b"", ".ckpt/token": b"x"}
 
 
-@pytest.mark.parametrize("place", [pytest.param("moto", marks=pytest.mark.slow), *REAL_STORES], indirect=True)
+@pytest.mark.parametrize("place", [*slow("moto"), *REAL_STORES], indirect=True)
 def test_the_one_step_among_thousands_of_other_objects_is_found(place: Place, tmp_path: Path) -> None:
     Forged(1).put(place.store)
     objects = junk()
@@ -77,7 +78,7 @@ def test_the_one_step_among_thousands_of_other_objects_is_found(place: Place, tm
     assert set(place.keys("junk-")) == {key for key in objects if key.startswith("junk-")}
 
 
-@pytest.mark.parametrize("place", ["moto", pytest.param("file", marks=pytest.mark.slow), *REAL_STORES], indirect=True)
+@pytest.mark.parametrize("place", ["moto", *slow("file"), *REAL_STORES], indirect=True)
 def test_paths_that_differ_by_case_or_unicode_form_alone_are_different_files(place: Place, tmp_path: Path) -> None:
     step = Forged(1)
     names = [

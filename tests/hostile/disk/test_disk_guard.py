@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.hook.job import Training, popen
+from tests.marks import slow
 from tests.mounts import small_volume
 from tests.ports import free_port
 from tests.process.conftest import Place
@@ -100,7 +101,7 @@ def test_a_trainer_that_saves_faster_than_the_link_never_lacks_space_and_nothing
 
 
 @FILE_STORE
-@pytest.mark.parametrize("saves_before", [pytest.param(3, marks=pytest.mark.slow), 0])
+@pytest.mark.parametrize("saves_before", [*slow(3), 0])
 def test_at_the_notice_durable_checkpoints_make_way_for_the_last_one(
     saves_before: int, small: Path, place: Place, tmp_path: Path
 ) -> None:

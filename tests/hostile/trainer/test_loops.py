@@ -21,6 +21,7 @@ from tests.hostile.trainer.attacks import (
     stored_with,
     token_of,
 )
+from tests.marks import slow
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
@@ -64,7 +65,7 @@ def attacked(volume: Path, outside: Path) -> list[Callable[[], object]]:
 
 
 @pytest.mark.parametrize("place", ["file"], indirect=True)
-@pytest.mark.parametrize("attack_s", [ATTACK_S, pytest.param(LONG_ATTACK_S, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attack_s", [ATTACK_S, *slow(LONG_ATTACK_S)])
 def test_while_files_change_places_nothing_of_others_is_sent_and_other_checkpoints_are_committed(
     attack_s: float, place: Place, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.hostile.checks import check_log
 from tests.hostile.trainer.attacks import SECRET, outside_of, state_of, stored_with, token_of
+from tests.marks import slow
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
@@ -47,7 +48,7 @@ def filled_with_other_pins(system: Path, outside: Path) -> None:
         pin.symlink_to(outside)
 
 
-RARE = [pytest.param(attack, marks=pytest.mark.slow) for attack in (removed, emptied_of_pins, filled_with_other_pins)]
+RARE = slow(removed, emptied_of_pins, filled_with_other_pins)
 ATTACKS = [replaced_by_a_link, *RARE]
 
 

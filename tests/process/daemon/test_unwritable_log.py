@@ -13,7 +13,12 @@ from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpo
 
 @pytest.mark.parametrize(
     ("redirection", "style"),
-    [(">/dev/full 2>&1", "json"), (">/dev/full", "console"), (">&- 2>&- <&-", "console"), ("| head -n 1", "json")],
+    [
+        (">/dev/full 2>&1", "json"),
+        pytest.param(">/dev/full", "console", marks=pytest.mark.slow),
+        pytest.param(">&- 2>&- <&-", "console", marks=pytest.mark.slow),
+        ("| head -n 1", "json"),
+    ],
 )
 def test_a_sidecar_without_a_log_uploads_and_ends_as_it_should(redirection: str, style: str, tmp_path: Path) -> None:
     settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_LOG": style}

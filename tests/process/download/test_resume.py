@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.core.format import keys
 from tests import servers
-from tests.process.conftest import BUCKET, ON_ONE_STORE, Place, S3Server
+from tests.process.conftest import BUCKET, ON_EACH_KIND, ON_ONE_STORE, Place, S3Server
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 from trainer_hook.process.client import Client
 
@@ -32,6 +32,7 @@ def filled(place: Place, tmp_path: Path) -> Place:
     return place
 
 
+@ON_EACH_KIND
 def test_a_new_pod_resumes_from_the_newest_committed_step(filled: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", filled.settings) as running:
         answer = running.up().resume()
@@ -121,6 +122,7 @@ def test_a_named_step_can_be_asked_for(filled: Place, tmp_path: Path) -> None:
         assert contents(running.volume / "checkpoint-10") == FILES_10
 
 
+@ON_EACH_KIND
 def test_a_truncated_object_quarantines_its_step_and_the_older_one_is_used(filled: Place, tmp_path: Path) -> None:
     filled.store.put("checkpoint-20/model.safetensors", FILES_20["model.safetensors"][:-1])
     with sidecar(tmp_path / "volume", filled.settings) as running:
@@ -191,6 +193,7 @@ def test_what_an_earlier_train_call_still_sends_is_not_passed_over_by_the_next_o
         running.kill()
 
 
+@ON_EACH_KIND
 def test_kill_9_in_mid_download_continues_with_what_verified(place: Place, tmp_path: Path) -> None:
     files = {f"shard-{i:03d}": random.Random(i).randbytes(400_000) for i in range(100)}
     with sidecar(tmp_path / "old-volume", place.settings) as running:

@@ -18,6 +18,7 @@ import pytest
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import ENDING_SILENCE_S
 from tests import servers
+from tests.marks import slow
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
@@ -107,7 +108,7 @@ class HeldRequest:
 
 
 @pytest.mark.parametrize("place", ["moto", *servers.REAL_STORES], indirect=True)
-@pytest.mark.parametrize("repeats", [1, 200_000])
+@pytest.mark.parametrize("repeats", [1, *slow(200_000)])
 def test_a_file_of_the_earlier_pod_that_arrives_after_the_commit_of_the_later_one_changes_nothing(
     job: Job, place: Place, repeats: int
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.core.format import keys
 from tests import servers
-from tests.process.conftest import ON_ONE_STORE, Place
+from tests.process.conftest import ON_EACH_KIND, ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
 MIB = 1 << 20
@@ -83,6 +83,7 @@ def test_content_that_changed_without_a_trace_in_the_file_system_is_found_out(pl
         assert place.read("checkpoint-10/model") == after
 
 
+@ON_EACH_KIND
 def test_a_large_file_that_is_half_sent_when_the_marker_comes_is_continued(place: Place, tmp_path: Path) -> None:
     content = big(60 * MIB)
     settings = place.settings | {"CKPT_BANDWIDTH_LIMIT": "40MB/s", "CKPT_PART_SIZE": "5Mi"}
@@ -123,6 +124,7 @@ def test_nothing_is_sent_early_over_a_committed_step(place: Place, tmp_path: Pat
         assert place.read("checkpoint-10/model") == b"committed"
 
 
+@ON_EACH_KIND
 def test_a_file_that_did_not_change_is_copied_in_the_store(place: Place, tmp_path: Path) -> None:
     frozen, changed = big(24 * MIB), {10: big(20 * MIB, 2), 20: big(20 * MIB, 3)}
     with sidecar(tmp_path / "volume", place.settings) as running:

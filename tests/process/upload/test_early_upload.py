@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
+from tests.marks import slow
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import SCAN_S, Sidecar, grow_until, sidecar, until, write_checkpoint
 from tests.processes import links_of, of_process
@@ -88,7 +89,7 @@ def test_a_file_that_is_changed_in_its_beginning_at_last_is_sent_again_and_later
 
 
 @ON_ONE_STORE
-@pytest.mark.parametrize("anew", ["truncated", "replaced"])
+@pytest.mark.parametrize("anew", ["truncated", *slow("replaced")])
 def test_a_file_that_is_begun_anew_is_not_mixed_with_what_it_was(place: Place, tmp_path: Path, anew: str) -> None:
     before, want = content(40), content(40, seed=2)
     with sidecar(tmp_path / "volume", place.settings) as running:

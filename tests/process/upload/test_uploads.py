@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import decode_commit, decode_manifest
-from tests.process.conftest import ON_ONE_STORE, Place
+from tests.process.conftest import ON_EACH_KIND, ON_ONE_STORE, Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 
 FILES = {"model.safetensors": b"weights" * 1000, "sub folder/ünï.bin": b"x", "empty": b""}
@@ -44,6 +44,7 @@ def test_a_ten_line_shell_script_is_a_trainer(place: Place, tmp_path: Path) -> N
         assert running.report["given_up"] == []
 
 
+@ON_EACH_KIND
 def test_what_is_committed_names_every_byte_that_was_written(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", place.settings) as running:
         running.ready()
@@ -158,6 +159,7 @@ def test_the_trainers_own_rotation_cannot_take_a_finished_checkpoint_away(place:
         until(lambda: not list((running.volume / ".ckpt/pins").iterdir()), what="pins released")
 
 
+@ON_EACH_KIND
 def test_kill_9_in_mid_upload_continues_and_sends_little_twice(place: Place, tmp_path: Path) -> None:
     content = big(60_000_000)
     settings = place.settings | {"CKPT_BANDWIDTH_LIMIT": "20MB/s", "CKPT_PART_SIZE": "5Mi", "CKPT_CONCURRENCY": "2"}
@@ -191,6 +193,7 @@ def test_without_its_journal_a_restart_loses_nothing(place: Place, tmp_path: Pat
         assert second.status()["sent_bytes"] == 0
 
 
+@ON_EACH_KIND
 def test_a_step_written_anew_by_a_later_attempt_replaces_the_old_one(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume-1", place.settings) as first:
         first.ready()

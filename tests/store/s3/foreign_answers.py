@@ -97,6 +97,8 @@ BY_STATUS = {
     ]
     if status != 304 or not content
 }
+RARE = [name for name in BY_STATUS if name.split()[0] not in ("301", "403", "404", "503")]
+"""Whose status proxies and portals seldom give."""
 NOT_OF_S3: dict[str, bytes | Callable[[], Iterable[bytes]]] = BY_STATUS | {
     "200 empty": whole("200 OK"),
     "200 page": whole("200 OK", PAGE, HTML),

@@ -24,6 +24,7 @@ from sidecar.store.s3 import control, transport
 from sidecar.store.s3.client import Clients
 from sidecar.store.s3.probe import probe
 from sidecar.store.s3.store import S3Options, S3Store
+from tests.marks import slow
 from tests.servers import Proxy, ProxyAnswer, Request
 from tests.store.conftest import BUCKET, _make_bucket, read_all
 from tests.store.s3.foreign_answers import (
@@ -36,6 +37,7 @@ from tests.store.s3.foreign_answers import (
     NOT_OF_S3,
     OPERATIONS,
     PAGE,
+    RARE,
     WORDS_OF_S3,
     Operation,
     chunked,
@@ -89,7 +91,7 @@ def check_nothing_is_believed(store: S3Store, why: str, operation: Operation) ->
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("said", NOT_OF_S3)
+@pytest.mark.parametrize("said", [*(said for said in NOT_OF_S3 if said not in RARE), *slow(*RARE)])
 def test_an_answer_that_is_not_of_s3_is_believed_for_no_operation(said: str, scripted: Scripted) -> None:
     answer = NOT_OF_S3[said]
 

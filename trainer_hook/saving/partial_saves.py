@@ -38,13 +38,17 @@ class PartialSaves:
         """Whether a run could resume from what the ranks have written, as far as rank 0 sees it. Collective.
 
         ``deferred``: paths of files that are still to be written. ``wrote``: this rank's part is written; if that of any rank
-        is not, nothing is concluded.
+        is not, or a rank has died, nothing is concluded.
         """
         if not self._writer.may_write_part:
             return True
         lacking = self._lacking(folder, deferred) if wrote and self._consensus.world.rank == 0 else []
-        is_written = self._consensus.all_agree(wrote)  # a rank that fails deletes the folder
-        if self._consensus.all_agree(not lacking) or not is_written:
+        try:
+            is_written = self._consensus.all_agree(wrote)  # a rank that fails deletes the folder
+            is_whole = self._consensus.all_agree(not lacking)
+        except RuntimeError:  # of a rank that has died: the next step ends training, and a preempted process ends as such
+            return True
+        if is_whole or not is_written:
             self._found = 0
             return True
         self._found += 1

@@ -60,6 +60,22 @@ def test_a_rank_that_could_not_write_says_nothing_about_the_trainer(fails: int, 
     assert on_ranks(2, examine) == [(True, False)] * 2
 
 
+def test_a_rank_that_died_during_the_just_in_time_save_raises_nothing_in_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error ended the process with 1 instead of 143."""
+    saver = saver_on(tmp_path, writer := Part())
+
+    def agree(yes: bool) -> bool:
+        if writer.written:
+            raise RuntimeError("Connection closed by peer")
+        return yes
+
+    monkeypatch.setattr(saver._consensus, "all_agree", agree)
+    assert saver.save_just_in_time(5)
+    assert finished(tmp_path) == ["checkpoint-5"]
+
+
 def test_all_ranks_know_what_rank_0_lacks(tmp_path: Path) -> None:
     def examine(consensus: ThreadConsensus) -> list[bool]:
         writer = Part(consensus.world.rank == 0)

@@ -28,13 +28,16 @@ def listen() -> None:
 def ask(then: "Callable[[], None]") -> bool:
     """Have the main thread call ``then`` soon. Returns false if it never will.
 
-    ``then`` runs between any two bytecodes: it must neither import nor wait for a lock that the main thread may hold.
+    ``then`` runs between any two bytecodes: it must neither import nor wait for a lock that the main thread may hold. One that
+    still waits for the main thread to leave C code is not added again.
     """
     import threading
 
     main = threading.main_thread().ident
     if main is None or _signal.getsignal(_number()) is not _answer:
         return False
+    if then in _asked:
+        return True
     _asked.append(then)
     try:
         _signal.pthread_kill(main, _number())

@@ -25,7 +25,7 @@ _SA_NODEFER = 0x40000000
 
 
 class NativeHandler:
-    """Takes the place of a handler of C code, and gives it back. For the main thread."""
+    """Takes the place of a handler of C code, and gives it back. For the main thread, but for ``is_in_place``."""
 
     def __init__(self) -> None:
         self._pythons: int | None = None
@@ -38,20 +38,28 @@ class NativeHandler:
         present = _action()
         self._pythons = None if present is None else _function(present)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether a C handler keeps a Python handler from running. In any thread."""
+        return self._hiding() is not None
+
     def take_place(self) -> None:
-        """Have Python handlers run again, unless the C handler calls them itself, as faulthandler does with ``chain``."""
-        present, pythons = _action(), self._pythons
-        if present is None or pythons is None or _function(present) == pythons:
+        """Have Python handlers run again, unless the C handler calls them itself."""
+        if (present := self._hiding()) is None:
             return
-        if self._is_of_python(present) and _FLAGS.unpack_from(present, _FLAGS_AT)[0] & _SA_NODEFER:
-            return  # with chain; source: faulthandler.c, faulthandler_register()
-        handler = signal.getsignal(signal.SIGTERM)
-        if not callable(handler):  # the script has no handler, by Python
-            return
-        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         self._taken = present
         if not self._is_of_python(present):
             _say_that_its_place_is_taken()
+
+    def _hiding(self) -> bytes | None:
+        """Return the ``struct sigaction`` of a C handler that hides the signal from a Python one; ``None``: there is none."""
+        present, pythons = _action(), self._pythons
+        if present is None or pythons is None or _function(present) == pythons:
+            return None
+        if self._is_of_python(present) and _FLAGS.unpack_from(present, _FLAGS_AT)[0] & _SA_NODEFER:
+            return None  # faulthandler with chain calls it; source: faulthandler.c, faulthandler_register()
+        return present if callable(signal.getsignal(signal.SIGTERM)) else None
 
     def give_back(self) -> None:
         """Install the C handler again, if its place was taken and no other one was installed since."""

@@ -321,7 +321,8 @@ class StopSignal:
         if self.notice_at_s is None and now_s - self._polled_s >= _POLL_S:
             self._polled_s = now_s
             self._read_notice()
-            if self.is_training:  # a library may have installed a handler since
+            # A library may have installed a handler since. Only then the main thread is asked: that interrupts system calls.
+            if self.is_training and self._native.is_in_place:
                 _ask_main_thread(self._native.take_place)
         return self.notice_at_s is not None
 

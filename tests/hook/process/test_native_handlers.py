@@ -86,3 +86,47 @@ os.kill(pid, 15)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), stop.notice_at_s, flush=True)
 """
     assert outcome(code, volume) == (0, "-15 None\n")
+
+
+IN_C = """
+import ctypes
+from trainer_hook.process import main_thread
+main_thread.listen()
+libc, over, asked = ctypes.CDLL(None), threading.Event(), []
+def train():
+    while not over.is_set():
+        stop._polled_s = 0.0
+        stop.noticed()
+        asked.append(len(main_thread._asked))
+        time.sleep(0.01)
+stop.install()
+{during}
+stop.is_training = True
+trainer = threading.Thread(target=train)
+trainer.start()
+{wait}
+over.set()
+trainer.join()
+print('asked', max(asked), flush=True)
+"""
+
+
+def test_a_main_thread_in_c_code_is_not_interrupted_while_training_runs_in_another_one(volume: Path) -> None:
+    """Its system calls failed with ``EINTR`` twice a second, and what it was asked to call grew without end."""
+    assert outcome(IN_C.format(during="", wait="print('left', libc.sleep(2))"), volume) == (0, "left 0\nasked 0\n")
+
+
+def test_a_main_thread_that_returns_from_c_code_sets_a_handler_in_c_aside(volume: Path) -> None:
+    wait = """
+mutex, until = ctypes.create_string_buffer(64), (ctypes.c_long * 2)(int(time.time()) + 2, 0)
+libc.pthread_mutex_lock(mutex)
+libc.pthread_mutex_timedlock(mutex, until)
+os.kill(os.getpid(), 15)
+until = time.monotonic() + 5
+while stop.notice_at_s is None and time.monotonic() < until:
+    time.sleep(0.01)
+print('told', stop.notice_at_s is not None)
+"""
+    code, text = outcome(IN_C.format(during="ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))", wait=wait), volume)
+    assert code == 0, text
+    assert "told True\nasked 1\n" in text

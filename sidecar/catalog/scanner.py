@@ -14,7 +14,7 @@ from sidecar.core.commit.resume import newest_first
 from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge, may_be_half_deleted
 from sidecar.core.format.key_limits import KeyLimits, check_keys
 from sidecar.core.lifecycle.prefix_ownership import first_found
-from sidecar.core.lifecycle.states import REPORTED, SETTLED, State
+from sidecar.core.lifecycle.states import PENDING, REPORTED, SETTLED, State
 from sidecar.errors import CheckpointRejected
 from sidecar.volume.files import DENIED, why_refused
 from sidecar.volume.opener import Place
@@ -34,6 +34,8 @@ TROUBLE_S = 5.0
 """Seconds after which an unreadable checkpoint is shown as rejected. Each scan examines it again, before and afterwards."""
 UNKNOWN = "unknown"
 """Version of a marker that could never be read."""
+_NEEDS_FILES = PENDING - {State.UPLOADED}
+"""States in which files are still to be sent. Once uploaded, this node's part is in the store."""
 
 
 class _TransientErrors:
@@ -314,17 +316,20 @@ class Scanner:
         return known.checkpoint is not None and known.state is not State.LOST and known.name not in self._again
 
     def _disappeared(self, name: str) -> None:
+        known, is_lost = self._catalog.get(name), False
+        if known is not None and known.checkpoint is not None and known.state in _NEEDS_FILES:
+            try:
+                is_lost = not self._volume.pins.holds(known.checkpoint)
+            except OSError:  # the volume failed: the next scan asks again
+                return
         self._seen.pop(name, None)
         self._unsettled.pop(name, None)
         self._again.discard(name)
         self._unreadable.clear(name)
-        known = self._catalog.get(name)
-        if known is None or known.state in REPORTED or known.state is State.UPLOADED:
-            return  # once uploaded, this node's part is in the store
-        if known.state in SETTLED:
-            self._catalog.forget(name)
-        elif known.checkpoint is not None and not self._volume.pins.holds(known.checkpoint):
+        if known is not None and is_lost:
             self._catalog.move(known, State.LOST, reason="deleted before it was uploaded, and it could not be held by links")
+        elif known is not None and known.state in SETTLED - REPORTED:
+            self._catalog.forget(name)
 
 
 def _why_later(error: OSError) -> str:

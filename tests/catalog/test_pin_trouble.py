@@ -1,4 +1,4 @@
-"""Trouble while the pins of an earlier process are taken over: none is forgotten."""
+"""Trouble with pins: those of an earlier process are taken over, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sidecar.daemon.services import Services
 from tests.catalog.conftest import Failing
 from tests.catalog.test_volume_trouble import new_life, state_of
 from tests.process.sidecar_process import write_checkpoint
+from trainer_hook.contract import PINS
 
 
 @pytest.fixture
@@ -48,3 +49,28 @@ async def test_an_unexpected_error_forgets_no_pin(
             await only_a_pin.scanner.scan()
     await only_a_pin.scanner.scan()
     assert state_of(only_a_pin, "checkpoint-20") is State.FINISHED
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_deleted_checkpoint_whose_links_cannot_be_seen_for_a_moment_is_judged_by_the_next_scan(
+    is_held: bool, number: int, tmp_path: Path, failing: Failing
+) -> None:
+    """The error ended the scan: a resume that waited for it failed, and the log got a stack trace."""
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        write_checkpoint(tmp_path / "volume", "checkpoint-20", {"a": b"x"}, {})
+        await services.scanner.scan()
+        shutil.rmtree(tmp_path / "volume/checkpoint-20")
+        if not is_held:
+            shutil.rmtree(tmp_path / "volume" / PINS)
+            (tmp_path / "volume" / PINS).mkdir()
+        failing(f"/{PINS}", number)
+        await services.scanner.scan()
+        assert state_of(services, "checkpoint-20") is State.FINISHED
+        failing("", 0)
+        await services.scanner.scan()
+        assert state_of(services, "checkpoint-20") is (State.FINISHED if is_held else State.LOST)
+
+    asyncio.run(scenario())

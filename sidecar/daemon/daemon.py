@@ -122,11 +122,9 @@ class Daemon:
             ) from None
         try:
             await retried(self._prepare_volume)
-            if not await hold_volume(volume / LOCK, told_to_end=told_to_end):
+            if not await retried(hold_volume, volume / LOCK, told_to_end=told_to_end):
                 return False
             self.services.token_file.publish()
-            if journals := volume.forget_journals_of_trainer():
-                log.warning("journals_not_believed", journals=len(journals), hint=_JOURNALS_HINT)
         except OSError as error:
             raise ConfigurationError(_no_volume(self._settings, error)) from None
         self._install_hook()
@@ -141,6 +139,8 @@ class Daemon:
 
     async def _begin_run(self) -> None:
         settings = self._settings
+        if journals := self.services.volume.forget_journals_of_trainer():
+            log.warning("journals_not_believed", journals=len(journals), hint=_JOURNALS_HINT)
         self.services.pod.begin(VolumeRun(self.services.store.url, settings.run_id or settings.job))
 
     def _install_hook(self) -> None:

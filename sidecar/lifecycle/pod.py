@@ -14,7 +14,7 @@ from sidecar.daemon.settings import Settings
 from sidecar.lifecycle import pod_record, volume_record
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import EXIT_REPORT, TRAINER_STATE, ContractError, TrainerState, parse_trainer_state
+from trainer_hook.contract import EXIT_REPORT, TERMINATING, TRAINER_STATE, ContractError, TrainerState, parse_trainer_state
 
 LAST_REPORT = EXIT_REPORT.rpartition("/")[2]
 """File in the state directory: the trusted copy of the exit report for the next sidecar process."""
@@ -71,13 +71,19 @@ class Pod:
         """Read the state that earlier processes of this pod and of earlier pods left on the volume.
 
         ``run``: the pod's; ``None``: all checkpoints on the volume are of it.
+
+        Raises:
+            OSError: The volume cannot be read now. It may be called again.
         """
         settings, volume = self._settings, self._volume
+        report, notice = volume.read_state(LAST_REPORT, surely=True), volume.read_small(TERMINATING, surely=True)
+        self._trainer_before = volume.read_small(TRAINER_STATE, surely=True)
         foreign: frozenset[str] = frozenset() if run is None else volume_record.begin(volume, run)
+        # Last of those that may fail: with its record on the volume, another call would not be the pod's first.
         record, is_first_life = pod_record.begin(volume, settings.pod, now_s=self.since_s)
-        ended_s, in_order = end_of(volume.read_state(LAST_REPORT))
-        self._termination.clear_stale(is_first_life=is_first_life, ended_at_s=ended_s)
-        self._trainer_before = volume.read_small(TRAINER_STATE)
+        ended_s, in_order = end_of(report)
+        if notice is not None:
+            self._termination.clear_stale(notice, is_first_life=is_first_life, ended_at_s=ended_s)
         self._trainer_of_earlier_pod = self._trainer_before if is_first_life else None
         self._ended_in_order_at_s = ended_s if in_order else None
         self.since_s, self._booted_s, self._inherited = record.since_s, record.booted_s, record.inherited

@@ -40,9 +40,12 @@ def begin(volume: Volume, pod: str, *, now_s: float) -> tuple[PodRecord, bool]:
         volume: The volume, with its state directory.
         pod: The pod.
         now_s: Start of this process, epoch seconds.
+
+    Raises:
+        OSError: The volume cannot be read now. Nothing was written.
     """
     present, booted_s = boot_id(), boot_clock_s()
-    known = decode_record(volume.read_state(POD), pod)
+    known = decode_record(volume.read_state(POD, surely=True), pod)
     if known is not None:
         # The node was restarted since: the pod is at least as old as this run of the kernel.
         return (known if known.boot_id == present else replace(known, boot_id=present, booted_s=0.0)), False

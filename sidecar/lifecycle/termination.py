@@ -138,7 +138,7 @@ class Termination:
         self._taken, notice = raw, parse_notice(raw)
         return self.notice(notice.source or "sigterm", at_s=epoch_seconds(notice.at) if notice.at else None)
 
-    def clear_stale(self, *, is_first_life: bool, ended_at_s: float | None = None) -> None:
+    def clear_stale(self, raw: bytes, *, is_first_life: bool, ended_at_s: float | None = None) -> None:
         """Delete a stale notice of an earlier process or pod: a starting container is not terminating.
 
         A notice is stale if this is the first process of its pod, because it was given to an earlier pod; if its grace period
@@ -148,18 +148,17 @@ class Termination:
         later pod holds the prefix.
 
         Args:
+            raw: Content of the notice on the volume.
             is_first_life: This is the first sidecar process of the pod.
             ended_at_s: When the process before this one wrote its exit report, epoch seconds; ``None``: it was killed.
         """
-        raw = self._volume.read_small(TERMINATING)
-        if raw is None:
-            return
         notice = parse_notice(raw)
         at_s = None if notice.at is None else epoch_seconds(notice.at)
         has_ended = at_s is not None and ended_at_s is not None and at_s <= ended_at_s
         was_followed = has_ended and notice.source != "fenced"
         if is_first_life or was_followed or at_s is None or at_s < self._started_at_s - self._grace_s:
             self._void = raw
-            self._unlink_notice()
+            if self._volume.read_small(TERMINATING) == raw:  # not one that has come since
+                self._unlink_notice()
         elif has_ended:  # of a fencing
             self._taken = raw

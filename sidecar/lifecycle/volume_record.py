@@ -20,7 +20,7 @@ def begin(volume: Volume, me: VolumeRun) -> frozenset[str]:
     Raises:
         OSError: The volume cannot be read now. Nothing was recorded: what is not listed would count as the present run's.
     """
-    raw = volume.read_small(RUNS)
+    raw = volume.read_small(RUNS, surely=True)
     before = decode_runs(raw)
     is_alone = all(is_same_run(run, me) for run in before)
     runs = taken_over(before, me, [] if is_alone else volume.all_finished_versions())

@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint
+from sidecar.core.format.obstacles import may_pass
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.volume.bulk import statuses
 from sidecar.volume.files import DENIED, PERMANENT_ERRORS, is_as_seen, read_small
@@ -136,10 +137,16 @@ class Volume:
             return ANOTHER_MOUNT if error.errno == errno.EXDEV else None
 
     def finished_versions(self) -> list[str]:
-        """Return the versions of all markers on the volume and in pins; those that cannot be read now are left out."""
+        """Return the versions of all markers on the volume and in pins; those that cannot be read now are left out.
+
+        Raises:
+            OSError: The volume cannot be listed now, which may pass.
+        """
         try:
             return self._versions(transient=[])
-        except OSError:
+        except OSError as error:
+            if may_pass(error.errno):
+                raise
             return []
 
     def all_finished_versions(self) -> list[str]:
@@ -275,13 +282,16 @@ class Volume:
         self._folder.refresh()
         return (self / "").space()
 
-    def read_small(self, path: str) -> bytes | None:
-        """Return the content of a small file of the contract, or ``None`` if it is missing or cannot be read."""
-        return _small(self / path)
+    def read_small(self, path: str, *, surely: bool = False) -> bytes | None:
+        """Return the content of a small file of the contract, or ``None`` if it is missing or cannot be read.
 
-    def read_state(self, name: str) -> bytes | None:
+        ``surely``: raise ``OSError`` where the volume fails in a way that may pass: the file may be there.
+        """
+        return _small(self / path, surely=surely)
+
+    def read_state(self, name: str, *, surely: bool = False) -> bytes | None:
         """Return the content of a small file of the sidecar's state, or ``None`` as ``read_small``."""
-        return _small(self.state / name)
+        return _small(self.state / name, surely=surely)
 
     def held_leases(self) -> int:
         """Return the number of living training processes: leases held by other processes."""
@@ -297,8 +307,12 @@ def journal_of(file_name: str) -> str:
     return file_name.partition("@")[0]
 
 
-def _small(place: Place) -> bytes | None:
+def _small(place: Place, *, surely: bool) -> bytes | None:
     try:
         return read_small(place)[0]
-    except (OSError, CheckpointRejected):
+    except CheckpointRejected:
+        return None
+    except OSError as error:
+        if surely and may_pass(error.errno):
+            raise
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_a_marker_that_cannot_be_read_now_does_not_become_the_next_runs_own(volu
     assert volume_record.begin(volume, B) == {version(volume, "checkpoint-50")}
     failing("checkpoint-50")
     with pytest.raises(OSError, match="Too many open files"):
+        volume_record.begin(volume, B)
+    failing("")
+    assert volume_record.begin(volume, B) == {version(volume, "checkpoint-50")}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_runs_that_cannot_be_read_now_are_not_forgotten(volume: Volume, failing: Failing, number: int) -> None:  # noqa: F811
+    """They were written anew with the present run alone, whose own the checkpoints of the others were from then on."""
+    assert volume_record.begin(volume, B) == {version(volume, "checkpoint-50")}
+    failing(RUNS, number)
+    with pytest.raises(OSError, match=os.strerror(number)):
         volume_record.begin(volume, B)
     failing("")
     assert volume_record.begin(volume, B) == {version(volume, "checkpoint-50")}

@@ -59,9 +59,9 @@ class Life(Process):
 
     async def _live(self) -> None:
         self._in_life = copy_context()
-        services, daemon = self.services, self.daemon
+        daemon = self.daemon
         await retried(daemon._prepare_volume)
-        services.pod.begin()
+        await retried(daemon._begin_run)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for work in daemon._tasks():

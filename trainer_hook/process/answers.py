@@ -37,8 +37,10 @@ def objects(answer: Mapping[str, Any], name: str, *, named_by: str) -> list[dict
 
 
 def missing(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the checkpoints that a flush is still missing."""
+    """Return the checkpoints that a flush is still missing: at least one."""
     found = objects(answer, "missing", named_by="checkpoint")
+    if not found:  # of a proxy, whose time was over
+        raise _unlike("nothing is missing")
     for each in found:
         for name in ("state", "reason"):
             _of_type(each, name, str)
@@ -47,9 +49,9 @@ def missing(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def texts(answer: Mapping[str, Any], name: str) -> list[str]:
-    """Return a list of texts; empty: the field is absent."""
-    found = _of_type(answer, name, list) or []
-    if not all(isinstance(each, str) for each in found):
+    """Return a list of texts."""
+    found: list[str] | None = _of_type(answer, name, list)
+    if found is None or not all(isinstance(each, str) for each in found):
         raise _unlike(f"{name} must hold texts")
     return found
 

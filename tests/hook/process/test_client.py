@@ -290,11 +290,16 @@ def test_json_of_another_form_is_no_answer_to_a_resume(content: Any, answers: An
 @pytest.mark.parametrize(
     ("call", "content"),
     [
+        ("flush", {}),
+        ("flush", {"missing": []}),
         ("flush", {"missing": 5}),
         ("flush", {"missing": [1]}),
         ("flush", {"missing": [{}]}),
         ("flush", {"missing": [{"checkpoint": "checkpoint-1", "reason": 5}]}),
         ("flush", {"missing": [{"checkpoint": "checkpoint-1", "sent_bytes": "few"}]}),
+        ("durable", {}),
+        ("durable", {"durable": [5]}),
+        ("room", {}),
         ("room", {"deleted": 5}),
         ("room", {"deleted": [5]}),
         ("checkpoints", {"checkpoints": 5}),
@@ -303,14 +308,16 @@ def test_json_of_another_form_is_no_answer_to_a_resume(content: Any, answers: An
     ],
 )
 def test_json_of_another_form_is_no_answer_to_any_call(call: str, content: Any, answers: Answers, volume: Path) -> None:
+    """The 504 of a proxy, without a checkpoint in it, ended the training as durable."""
     client = Client(answers.url, volume)
     answers.by_call |= {
-        "POST /v1/flush": (504, content),
+        "POST /v1/flush": (504 if call == "flush" else 200, content),
         "POST /v1/room": (200, content),
         "GET /v1/checkpoints": (200, content),
     }
     calls: dict[str, Callable[[], Any]] = {
         "flush": lambda: client.flush(timeout_s=1),
+        "durable": lambda: client.flush(timeout_s=1),
         "room": lambda: client.make_room(1, timeout_s=5),
         "checkpoints": lambda: list(client.older_checkpoints(5)),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -85,6 +86,8 @@ class Pins:
         """Directories of links of which a part stayed, such as files that are open, on NFS."""
         self._not_set_aside: dict[str, Place] = {}
         """Pins that have ended and could not be renamed, by name."""
+        self._holding = threading.Lock()
+        """Held while a pin is made or kept, and while one that has ended is renamed late: they may be of one version."""
 
     def hold(self, checkpoint: Finished) -> Pin:
         """Pin the files of a checkpoint. A second call returns the same pin.
@@ -93,7 +96,10 @@ class Pins:
             Disappeared: They were deleted.
             OSError: The volume failed.
         """
-        place, source = self._place_of(checkpoint), self._root / checkpoint.name
+        with self._holding:
+            return self._hold(checkpoint, self._place_of(checkpoint), self._root / checkpoint.name)
+
+    def _hold(self, checkpoint: Finished, place: Place, source: Place) -> Pin:
         self._not_set_aside.pop(place.name, None)
         if place.is_folder():
             return Pin(checkpoint, place, source, held=True)
@@ -134,8 +140,10 @@ class Pins:
     def remove_rest(self) -> None:
         """Remove pins that have ended and what stayed of directories of links."""
         for name in list(self._not_set_aside):
-            if (place := self._not_set_aside.pop(name, None)) is not None:
-                self.remove(self._set_aside(place))
+            with self._holding:
+                place = self._not_set_aside.pop(name, None)
+                if place is not None:
+                    self._not_removed.append(self._set_aside(place))
         rest, self._not_removed = self._not_removed, []
         for links in rest:
             self.remove(links)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,5 +88,31 @@ def test_a_pin_that_could_not_be_removed_and_is_held_again_stays(volume: Volume,
         volume.pins.release(checkpoint)
     pin = volume.pins.hold(checkpoint)
     volume.pins.remove_rest()
+    shutil.rmtree(volume.root / "checkpoint-1")
+    assert content_of(pin, "model") == b"weights"
+
+
+def test_a_pin_that_is_held_again_while_the_late_removal_begins_stays(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, checkpoint = hold(volume)
+    rename = os.rename
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse)
+        volume.pins.release(checkpoint)
+    with ThreadPoolExecutor(1) as pool:
+        holding: list[Future[Pin]] = []
+
+        def rename_late(*of: Any, **where: Any) -> None:
+            if not holding:
+                holding.append(pool.submit(volume.pins.hold, checkpoint))
+                wait(holding, timeout=0.5)
+            rename(*of, **where)
+
+        monkeypatch.setattr(os, "rename", rename_late)
+        volume.pins.remove_rest()
+        pin = holding[0].result()
     shutil.rmtree(volume.root / "checkpoint-1")
     assert content_of(pin, "model") == b"weights"

@@ -286,7 +286,9 @@ class Room(BaseModel):
     """Free space after the deletions."""
 
     free_bytes: int
-    deleted: list[str] = Field(description="Checkpoints deleted from the volume; all of them are durable")
+    deleted: list[str] = Field(
+        description="Checkpoints that left the volume: durable ones, then older ones that only a pin held"
+    )
 
 
 class SaveRequest(_RequestBody):

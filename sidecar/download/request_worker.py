@@ -244,7 +244,7 @@ class RequestWorker:
             wanted_bytes = sum(entry.size_bytes for entry in offer.files(self._node))
             if not (gone := await self._make_room(wanted_bytes)):
                 raise
-            log.info("resume_made_room", checkpoint=offer.name, deleted=gone, reason="durable, and it did not fit")
+            log.info("resume_made_room", checkpoint=offer.name, deleted=gone, reason="it did not fit")
         await self._download_or_keep(request, offer)
 
     async def _download_or_keep(self, request: ResumeRequest, offer: Offer) -> None:

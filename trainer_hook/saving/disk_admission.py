@@ -51,7 +51,7 @@ class DiskAdmission:
         with contextlib.suppress(OSError):  # no sidecar, or one without this request: nothing is deleted
             gone = self._client.make_room(wanted_bytes, timeout_s=MAKE_ROOM_TIMEOUT_S)
             if gone:
-                info(f"freed space on the volume: {', '.join(gone)} left it, durable in the store")
+                info(f"freed space on the volume: {', '.join(gone)} left it")
         return _free_bytes(self._volume) >= wanted_bytes
 
 

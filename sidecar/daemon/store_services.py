@@ -30,6 +30,7 @@ from sidecar.store.protocol import Capabilities, Verification
 from sidecar.tasks import run_forever, run_together
 from sidecar.transfer.executor import awaited
 from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.earlier_commits import EarlierCommits
 from sidecar.upload.commit.orphan_uploads import OrphanUploads
 from sidecar.upload.context import StoreLimits, UploadContext
 from sidecar.upload.early.early_upload import EarlyUploads
@@ -70,15 +71,16 @@ async def _use_store(services: Services) -> None:
         if is_first and take_over.is_at_once:  # before a resume is decided: no earlier pod commits after it
             await _retried_after_damage(take_over.settle)
     await _apply_capabilities(services, capabilities)
-    uploader = _uploader(services, capabilities)
+    committer = Committer(services.store, services.executor, lease=services.lease)
+    uploader = _uploader(services, capabilities, committer)
     services.state.store_opened.set()
     if is_first and not lease.is_held:  # node 0 holds the lease for all nodes of the job
         await _retried_after_damage(take_over.settle)
-    await run_together([run_forever("uploader", uploader.run), *_tasks_beside_uploads(services)])
+    await run_together([run_forever("uploader", uploader.run), *_tasks_beside_uploads(services, committer)])
 
 
-def _tasks_beside_uploads(services: Services) -> list[Coroutine[Any, Any, None]]:
-    """Return the tasks that need the store and its lease: renewal, retention, removal of orphans, shared quarantine."""
+def _tasks_beside_uploads(services: Services, committer: Committer) -> list[Coroutine[Any, Any, None]]:
+    """Return the tasks that need the store and its lease: renewal, retention, orphans, earlier commits, shared quarantine."""
     tasks, node, is_first = list[Coroutine[Any, Any, None]](), services.settings.node, services.settings.is_first
     if is_first:
         tasks.append(run_forever("lease", services.renewal.keep))
@@ -98,6 +100,7 @@ def _tasks_beside_uploads(services: Services) -> list[Coroutine[Any, Any, None]]
             alone=node is not None and node.count == 1,
         )
         tasks.append(run_forever("orphan-uploads", orphans.run))
+        tasks.append(run_forever("earlier-commits", _earlier_commits(services, committer).run))
     sharing = Sharing(services.quarantine, services.store, services.executor, node=node)
     tasks.append(run_forever("quarantine", sharing.run))
     return tasks
@@ -217,12 +220,24 @@ def _on_fenced(services: Services) -> None:
     services.termination.fenced(reason)
 
 
-def _uploader(services: Services, capabilities: Capabilities) -> Uploader:
+def _earlier_commits(services: Services, committer: Committer) -> EarlierCommits:
+    return EarlierCommits(
+        services.store,
+        services.executor,
+        committer,
+        services.catalog,
+        services.quarantine,
+        services.events,
+        deadline=services.termination.deadline,
+    )
+
+
+def _uploader(services: Services, capabilities: Capabilities, committer: Committer) -> Uploader:
     context = UploadContext(
         store=services.store,
         limits=StoreLimits(capabilities),
         executor=services.executor,
-        committer=Committer(services.store, services.executor, lease=services.lease),
+        committer=committer,
         catalog=services.catalog,
         flush=services.flush,
         pod=services.pod,

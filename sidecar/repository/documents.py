@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sidecar.core.commit.commit import ListingCheck, Object, attempt_of
@@ -90,10 +90,12 @@ class Documents:
         named = named_in(commit, keys.manifest(commit.name, commit.attempt, node))
         return None if named is None else await self._manifest(named, None)
 
-    async def damaged(self, commit: Commit) -> list[str]:
+    async def damaged(self, commit: Commit, *, most_bytes: int | None = None) -> list[str]:
         """Return the keys whose objects differ from those in a commit.
 
-        A read or a listing may be damaged in transit: an object that differs is checked twice more.
+        A read or a listing may be damaged in transit: an object that differs is checked twice more. ``most_bytes``: objects
+        that have another etag alone are read up to this size together, smallest first; further ones count as whole. ``None``:
+        all are read.
         """
         listing = await self._executor.persistently(self._listing, commit.name)
         unproven, wrong = await self._compare(commit, listing)
@@ -104,6 +106,8 @@ class Documents:
             return []
         one, other = [await self._executor.persistently(self._listing, commit.name) for _ in range(2)]
         agreed = [suspect for suspect in suspects if one.get(suspect.key) == other.get(suspect.key)]
+        if most_bytes is not None:
+            agreed = _readable_within(most_bytes, agreed, one)
         return [suspect.key for suspect in agreed if await self._is_damaged(suspect, one.get(suspect.key))]
 
     async def _is_damaged(self, recorded: Recorded, there: Object | None) -> bool:
@@ -226,6 +230,17 @@ class Documents:
 def named_in(commit: Commit, key: str) -> ManifestEntry | None:
     """Return a commit's entry for the manifest under a key; ``None``: it has none."""
     return next((entry for entry in commit.manifests if entry.key == key), None)
+
+
+def _readable_within(most_bytes: int, suspects: Iterable[Recorded], there: Mapping[str, Object]) -> list[Recorded]:
+    """Return the suspects that need no read, as they are missing or have another size, and of the others what may be read."""
+    found, left_bytes = [], most_bytes
+    for suspect in sorted(suspects, key=lambda each: each.size_bytes):
+        has_its_size = (now := there.get(suspect.key)) is not None and now.size_bytes == suspect.size_bytes
+        left_bytes -= suspect.size_bytes if has_its_size else 0
+        if not has_its_size or left_bytes >= 0:
+            found.append(suspect)
+    return found
 
 
 def _matches(named: ManifestEntry, raw: bytes) -> bool:

@@ -116,6 +116,8 @@ class Run:
             commit = self.reader.commit(name)
             if commit is None:
                 self.violation(f"{name}: its commit changes while nothing runs")
+            elif not commit.is_whole and self.reader.quarantined(commit):
+                self.figures["damaged commits quarantined"] += 1  # by a late request: the witness checks what was committed
             elif not commit.is_whole:
                 self.violation(f"I2: {name}: {'; '.join(commit.problems[:4])}")
             elif self.published.of_commit(commit) is None:

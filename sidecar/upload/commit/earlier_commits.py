@@ -1,0 +1,139 @@
+"""Checks, at a start, the latest commits of earlier sidecars: their own post-commit checks may not have run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, TypeGuard
+
+import structlog
+
+from sidecar.catalog.catalog import Catalog, Tracked
+from sidecar.catalog.events import Events
+from sidecar.core.commit.resume import newest_first
+from sidecar.core.format import keys
+from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.core.lifecycle.unchecked_commits import MOST, unchecked_commits
+from sidecar.errors import Fenced, StoreError
+from sidecar.lifecycle.deadline import Deadline
+from sidecar.repository.documents import StoredCommit
+from sidecar.store.protocol import Store
+from sidecar.transfer.clock import Clock
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.post_commit_check import LATE_S
+
+log = structlog.get_logger()
+
+MOST_READ_BYTES = 256 << 20
+"""Maximum number of bytes that the check of one commit reads of objects that only their content can prove."""
+ANSWER_S = 60.0
+"""Seconds for the requests of one commit: a store that refuses one object for ever must not look degraded because of it."""
+_HINT = "a late request of an earlier pod did this, or another program; resumes use another step"
+_NOT_READ = "the next start checks it, and a resume verifies each checkpoint anyway"
+
+
+class Findings(Protocol):
+    """Where damaged commits are recorded."""
+
+    def add(self, name: str, crc: str, reason: str, *, missing: str | None = None) -> None:
+        """Quarantine a commit. ``missing``: key of the object that was missing; ``None``: the damage is another one."""
+        ...
+
+
+class EarlierCommits:
+    """Looks at the start, and when no request of an earlier pod can arrive any more; not after a termination notice.
+
+    A damaged commit is revoked if its step is on this volume: then the step is uploaded again. Otherwise it is quarantined.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: StoreExecutor,
+        committer: Committer,
+        catalog: Catalog,
+        findings: Findings,
+        events: Events,
+        *,
+        deadline: Deadline,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._committer = committer
+        self._catalog = catalog
+        self._findings = findings
+        self._events = events
+        self._deadline = deadline
+        self._clock = clock or Clock()
+
+    async def run(self) -> None:
+        """Check twice, and do nothing more until cancelled."""
+        await self.check()
+        await self._clock.sleep(LATE_S[-1][0])
+        await self.check()
+        await asyncio.Event().wait()
+
+    async def check(self) -> None:
+        """Check the present commits. One that cannot be read now is left to the next check, and to the next start."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                names = await self._unchecked()
+        except (StoreError, TimeoutError) as error:
+            log.warning("commit_not_looked_at", error=str(error), hint=_NOT_READ)
+            return
+        for name in names:
+            if self._deadline.is_set():
+                return
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._check(name)
+            except Fenced:  # a later pod is responsible for the prefix now
+                return
+            except (StoreError, TimeoutError) as error:
+                log.warning("commit_not_looked_at", checkpoint=name, error=str(error), hint=_NOT_READ)
+
+    async def _unchecked(self) -> list[str]:
+        names = await self._executor.persistently(lambda: list(self._store.list_folders()))
+        highest = newest_first(names, and_final=True)[:MOST]
+        listed = await self._executor.together([self._modified(name) for name in highest])
+        return unchecked_commits({name: at for name, at in zip(highest, listed, strict=True) if at is not None})
+
+    async def _modified(self, name: str) -> str | None:
+        key = keys.commit(name)
+        found = await self._executor.persistently(lambda: list(self._store.list(key)))
+        return next((stored.modified for stored in found if stored.key == key), None)
+
+    async def _check(self, name: str) -> None:
+        tracked = self._catalog.get(name)
+        if tracked is not None and tracked.state in PENDING:  # its upload compares it
+            return
+        stored = await self._committer.stored_commit(name)
+        if stored is None or stored.commit is None or await self._committer.is_quarantined(name, stored.crc64nvme):
+            return
+        damaged = await self._committer.damaged(stored.commit, most_bytes=MOST_READ_BYTES)
+        again = await self._committer.stored_commit(name) if damaged else None
+        if again is None or again.crc64nvme != stored.crc64nvme:  # whole, or somebody writes the step again
+            return
+        if self._is_on_volume(tracked):
+            await self._send_again(tracked, stored, damaged)
+        else:
+            await self._quarantine(name, stored, damaged)
+
+    def _is_on_volume(self, tracked: Tracked | None) -> TypeGuard[Tracked]:
+        """Whether this node alone can upload a checkpoint again."""
+        if tracked is None or tracked.checkpoint is None or tracked.is_restored or self._catalog.is_replaced(tracked):
+            return False
+        return tracked.state is State.COMMITTED and tracked.checkpoint.node.count == 1
+
+    async def _send_again(self, tracked: Tracked, stored: StoredCommit, damaged: list[str]) -> None:
+        log.error("commit_taken_back", checkpoint=tracked.name, damaged=damaged[:8], hint="it is uploaded again")
+        if await self._committer.revoke_commit(tracked.name, judged=stored) and tracked.state is State.COMMITTED:
+            reason = "a late request of an earlier pod damaged it after its commit: it is uploaded again"
+            self._catalog.move(tracked, State.FINISHED, reason=reason)
+
+    async def _quarantine(self, name: str, stored: StoredCommit, damaged: list[str]) -> None:
+        gone = [key for key in damaged if not await self._executor.persistently(lambda key=key: list(self._store.list(key)))]
+        reason = f"{damaged[0]}: {'missing in the store' if gone else 'not the object that its writer recorded'}"
+        self._findings.add(name, stored.crc64nvme, reason, missing=damaged[0] if gone == damaged else None)
+        self._events.happened("checkpoint_quarantined", level="error", checkpoint=name, reason=reason, hint=_HINT)

@@ -25,3 +25,19 @@ async def test_a_step_that_a_later_attempt_has_committed_replaces_the_superseded
     status = await answer(services)
     assert (status.state, status.checkpoint, status.passed_over) == (ResumeState.READY, "checkpoint-20", ())
     assert {path: (volume / "checkpoint-20" / path).read_bytes() for path in FILES} == FILES
+
+
+async def test_a_step_that_an_earlier_pod_left_on_the_volume_is_used_before_it_is_uploaded(tmp_path: Path) -> None:
+    """A replacement on a persistent volume: an older step in the store would cost the training since."""
+    store, volume = DamagedWay(), tmp_path / "volume"
+    commit_step(store, 10, FILES)
+    write_checkpoint(volume, "checkpoint-20", FILES, {"format": 1, "step": 20, "attempt": "a"})
+    services = runtime_on(store, volume, POD_UID="the-later-pod")
+    services.pod.begin()
+    await services.inventory.scan_until_settled()
+    tracked = services.catalog.get("checkpoint-20")
+    assert tracked is not None
+    assert tracked.checkpoint is not None
+    assert tracked.checkpoint.is_inherited
+    status = await answer(services)
+    assert (status.state, status.checkpoint, status.source) == (ResumeState.READY, "checkpoint-20", "local")

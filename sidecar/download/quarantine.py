@@ -27,6 +27,8 @@ log = structlog.get_logger()
 UNREADABLE = "unreadable"
 """Substitute for the checksum of a commit that could not be read at all."""
 MAX_BYTES = 8 << 20
+ANSWER_S = 30.0
+"""Seconds for the requests of one record."""
 SHARE_RETRY_S = 30.0
 """Seconds until the next try after the store refused a record."""
 
@@ -148,6 +150,10 @@ class Quarantine:
         released, self._released = self._released, set()
         return released
 
+    def release_again(self, keys_of_records: set[str]) -> None:
+        """Keep the keys of released records that could not be deleted."""
+        self._released |= keys_of_records
+
     def changed(self) -> Coroutine[Any, Any, object]:
         """Return what waits for the next change, from this call on, whenever it is awaited."""
         return self._news.wait()
@@ -177,26 +183,45 @@ class Sharing:
             try:
                 if await self.share():
                     await news
-            except StoreError as error:
-                log.warning("quarantine_not_shared", error=str(error), hint=f"tried again in {SHARE_RETRY_S:.0f} s")
-                await asyncio.sleep(SHARE_RETRY_S)
+                else:
+                    await asyncio.sleep(SHARE_RETRY_S)
             finally:
                 news.cancel()
 
     async def share(self) -> bool:
-        """Write new records and delete released ones. Returns whether nothing is left to do.
+        """Write new records and delete released ones. What the store refuses is passed over.
 
-        Raises:
-            StoreError: A request failed.
+        Returns:
+            Whether nothing is left to do.
         """
-        if released := self._quarantine.take_released():
-            await self._executor.persistently(self._store.delete, released)
+        released = self._quarantine.take_released()
+        done = [await self._delete(released)] if released else []
         for name, record in self._quarantine.unshared(self._node).items():
-            # Not if the commit was replaced or deleted: nothing would ever delete the record.
-            if await self._stands(name, record.commit_crc64nvme):
-                await self._write(name, record)
-            self._quarantine.shared(name, record.commit_crc64nvme)
-        return not self._quarantine.unshared(self._node)
+            done.append(await self._is_done(self._share_one(name, record), of=name))
+        return all(done) and not self._quarantine.unshared(self._node)
+
+    async def _delete(self, released: set[str]) -> bool:
+        is_done = await self._is_done(self._executor.persistently(self._store.delete, released), of=min(released))
+        if not is_done:
+            self._quarantine.release_again(released)
+        return is_done
+
+    async def _is_done(self, work: Coroutine[Any, Any, None], *, of: str) -> bool:
+        """Whether the store answered in time: one that refuses one object for ever must not keep the other records."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await work
+        except (StoreError, TimeoutError) as error:
+            hint = f"tried again in {SHARE_RETRY_S:.0f} s"
+            log.warning("quarantine_not_shared", of=of, error=str(error) or "no answer", hint=hint)
+            return False
+        return True
+
+    async def _share_one(self, name: str, record: Quarantined) -> None:
+        # Not if the commit was replaced or deleted: nothing would ever delete the record.
+        if await self._stands(name, record.commit_crc64nvme):
+            await self._write(name, record)
+        self._quarantine.shared(name, record.commit_crc64nvme)
 
     async def _stands(self, name: str, crc: str) -> bool:
         try:

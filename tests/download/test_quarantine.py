@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.format import keys
-from sidecar.core.format.manifest import Quarantined, decode
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Quarantined, decode
 from sidecar.daemon.services import Services
 from sidecar.download import offers
+from sidecar.download import quarantine as quarantine_module
 from sidecar.download.quarantine import Quarantine, Sharing
 from sidecar.download.request import ResumeState
+from sidecar.errors import ArchivedObject
 from sidecar.store.protocol import Readable
 from sidecar.volume.opener import Folder
 from tests.download.committed import DamagedWay, commit_step
@@ -112,3 +114,34 @@ async def test_other_content_in_the_place_of_a_missing_object_is_quarantined_for
     reads = store.reads
     assert (await answer(runtime_on(store, tmp_path / "second"))).checkpoint == "checkpoint-10"
     assert store.reads - reads < 12, "nothing of it was downloaded again"
+
+
+@pytest.mark.parametrize("kind", ["refused", "archived"])
+async def test_a_commit_that_cannot_be_read_keeps_no_other_finding_on_this_node(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each other node downloaded the damaged step to find that out, for as long as the first commit stayed unreadable."""
+
+    class Archived(DamagedWay):
+        def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+            if key == keys.commit("checkpoint-10") and self.is_archived:
+                raise ArchivedObject(key)
+            return super().get(key, most_bytes=most_bytes)
+
+        is_archived = False
+
+    monkeypatch.setattr(quarantine_module, "ANSWER_S", 2.0)
+    store = Archived()
+    services = runtime_on(store, tmp_path / "volume")
+    for step in (10, 20):
+        commit_step(store, step, {"model": b"m" * 3000})
+        name = f"checkpoint-{step}"
+        services.quarantine.add(name, checksum.text_of(store.get(keys.commit(name))), "damaged")
+    store.is_archived = kind == "archived"
+    store.is_refused = lambda key: kind == "refused" and key == keys.commit("checkpoint-10")
+    sharing = Sharing(services.quarantine, store, services.executor, node=None)
+    assert not await sharing.share()
+    assert len(records(store)) == 1
+    store.is_archived, store.is_refused = False, lambda key: False
+    assert await sharing.share()
+    assert len(list(store.list("checkpoint-10/.ckpt/quarantined"))) == 1

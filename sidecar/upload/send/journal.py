@@ -99,7 +99,7 @@ class Journal:
         self.taken: set[str] = set()
         """Keys of the checkpoint that are known to have an object, other than those of ``entries``."""
         self.unconfirmed: set[str] = set()
-        """Files of an early upload that were not yet compared with their finished version."""
+        """Files of an early upload that were not yet compared with their finished version; all, if a line was not valid."""
         self._read()
 
     @property
@@ -128,7 +128,8 @@ class Journal:
         except OSError as error:
             log.warning("journal_not_read", journal=self.place.name, error=str(error), hint="its parts are sent again")
         if refused > self._is_cut:  # the last line of a killed process is truncated
-            hint = "written by another program? The parts of these lines are sent again"
+            self.unconfirmed.update(self.stamps)  # one of these lines may have said that a file has to be compared
+            hint = "written by another program? The parts of these lines are sent again, and the others are compared"
             log.warning("journal_lines_ignored", journal=self.place.name, lines=refused, first=reason, hint=hint)
 
     def _ignore_file(self, why: str) -> None:

@@ -65,6 +65,24 @@ def test_what_was_sent_early_is_taken_over_to_be_confirmed(tmp_path: Path) -> No
     assert again.uploads["half"].checksums == {1: 3}
 
 
+def test_after_a_damaged_line_everything_is_compared_since_that_line_may_have_asked_for_it(tmp_path: Path) -> None:
+    """A file that was sent early and changed since would count as sent, and be committed with its earlier content."""
+    journal = Journal(place(tmp_path))
+    journal.take_over(filled(place(tmp_path, "early")), [found("whole"), found("half")])
+    journal.close()
+    path = Path(str(place(tmp_path)))
+    lines = path.read_bytes().splitlines(keepends=True)
+    asks = [number for number, line in enumerate(lines) if b"unconfirmed" in line and b"whole" in line]
+    for number in asks:
+        lines[number] = bytes(len(lines[number]) - 1) + b"\n"
+    path.write_bytes(b"".join(lines))
+    after = Journal(place(tmp_path))
+    assert after.entries.keys() == {"whole"}
+    assert after.unconfirmed == {"whole", "half"}
+    after.confirmed("whole")
+    assert after.unconfirmed == {"half"}
+
+
 def test_files_that_are_others_now_are_not_taken_over_and_their_uploads_are_named(tmp_path: Path) -> None:
     early, journal = filled(place(tmp_path, "early")), Journal(place(tmp_path))
     stale = journal.take_over(early, [found("whole", mtime_ns=2), found("half", inode=2)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -20,6 +22,10 @@ log = structlog.get_logger()
 SCAN_INTERVAL_S = 6 * 3600.0
 """Interval of scans in seconds: uploads that were too young at the start are found later. A scan takes one request, and one
 for each upload that is old enough to be an orphan."""
+
+
+MOST_NAMED = 8
+"""Maximum number of keys that a warning names."""
 
 
 class OrphanUploads:
@@ -44,29 +50,38 @@ class OrphanUploads:
             await asyncio.sleep(SCAN_INTERVAL_S)
 
     async def scan(self) -> None:
-        """Abort the present orphans."""
-        spared = 0
+        """Abort the present orphans. One that the store refuses to abort is passed over."""
+        spared, refused = 0, dict[str, StoreError]()
         try:
             # Journals are read before the listing: an upload that begins in between is too young to be an orphan.
             continued, given_up = await asyncio.to_thread(_known, self._volume)
             for upload in await self._executor.once(lambda: list(self._store.pending_uploads(""))):
-                silent_s = quiet_s(listed_at_s=upload.listed_at_s, begun_at_s=upload.begun_at_s)
-                # Parts are listed only if they can change the decision.
-                if self._is_orphan(upload, silent_s, continued, given_up) and self._is_orphan(
-                    upload, await self._executor.once(self._quiet_s, upload), continued, given_up
-                ):
-                    await self._executor.once(self._store.abort_upload, upload.key, upload.upload_id)
-                    log.info("orphan_upload_aborted", key=upload.key, quiet_s=silent_s and round(silent_s))
-                else:
-                    spared += upload.upload_id not in continued
-        except (StoreError, OSError) as error:  # orphans cost storage, never a checkpoint
-            log.warning(
-                "orphan_uploads_not_aborted",
-                error=str(error),
-                hint="the next start tries it again, and a lifecycle rule does it, too",
-            )
+                try:
+                    is_spared = not await self._abort_orphan(upload, continued, given_up)
+                    spared += is_spared and upload.upload_id not in continued
+                except StoreError as error:
+                    if error.transient:  # the store is away: the others would wait for their answers, too
+                        raise
+                    refused.setdefault(upload.key, error)
+        except (StoreError, OSError) as error:
+            _say_not_aborted(error)
+        if refused:
+            _say_not_aborted(next(iter(refused.values())), uploads=len(refused), keys=list(refused)[:MOST_NAMED])
         if spared:
             log.info("unfinished_uploads_spared", uploads=spared, reason="another pod may be sending them")
+
+    async def _abort_orphan(self, upload: PendingUpload, continued: frozenset[str], given_up: frozenset[str]) -> bool:
+        """Abort an upload if it is an orphan; return whether it was one."""
+        silent_s = quiet_s(listed_at_s=upload.listed_at_s, begun_at_s=upload.begun_at_s)
+        # Parts are listed only if they can change the decision.
+        if not self._is_orphan(upload, silent_s, continued, given_up):
+            return False
+        if not self._is_orphan(upload, await self._executor.once(self._quiet_s, upload), continued, given_up):
+            return False
+        with suppress(NotFound):  # completed or aborted since the listing
+            await self._executor.once(self._store.abort_upload, upload.key, upload.upload_id)
+        log.info("orphan_upload_aborted", key=upload.key, quiet_s=silent_s and round(silent_s))
+        return True
 
     def _is_orphan(
         self, upload: PendingUpload, silent_s: float | None, continued: frozenset[str], given_up: frozenset[str]
@@ -88,6 +103,11 @@ class OrphanUploads:
         except NotFound:  # completed or aborted since the listing
             return None
         return quiet_s(listed_at_s=upload.listed_at_s, begun_at_s=upload.begun_at_s, parts_stored_at_s=parts)
+
+
+def _say_not_aborted(error: Exception, **passed_over: Any) -> None:
+    hint = "the next start tries it again, and a lifecycle rule does it, too"  # orphans cost storage, never a checkpoint
+    log.warning("orphan_uploads_not_aborted", error=str(error), **passed_over, hint=hint)
 
 
 def _known(volume: Volume) -> tuple[frozenset[str], frozenset[str]]:

@@ -12,11 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import structlog
 
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.orphan_uploads import ORPHAN_AFTER_S
+from sidecar.errors import AccessRefused
 from sidecar.lifecycle.deadline import Deadline
 from sidecar.store.file.store import FileStore
 from sidecar.store.file.uploads import UPLOADS
@@ -121,6 +123,27 @@ async def test_what_was_quiet_for_longer_than_any_grace_period_is_removed(tmp_pa
     kept = {"checkpoint-3/young", "checkpoint-4/sends-yet", "weights/of-somebody-else", "checkpoint-5/continued"}
     await uploads.run(lambda: uploads.left() == kept)
     journal.close()
+
+
+async def test_an_upload_that_the_store_refuses_to_abort_keeps_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload of another owner, or under a legal hold: the scan ended at it, in each life of each pod."""
+    uploads, abort = Uploads(tmp_path), FileStore.abort_upload
+    for step in (1, 2, 3):
+        uploads.begin(f"checkpoint-{step}/orphan", age_s=ORPHAN_AFTER_S + 60)
+
+    def refuse(store: FileStore, key: str, upload_id: str) -> None:
+        if key != "checkpoint-3/orphan":
+            raise AccessRefused(f"aborting {key} was denied")
+        abort(store, key, upload_id)
+
+    monkeypatch.setattr(FileStore, "abort_upload", refuse)
+    with structlog.testing.capture_logs() as logged:
+        await uploads.run(lambda: any(event["event"] == "orphan_uploads_not_aborted" for event in logged))
+    assert uploads.left() == {"checkpoint-1/orphan", "checkpoint-2/orphan"}
+    [told] = [event for event in logged if event["event"] == "orphan_uploads_not_aborted"]
+    assert (told["uploads"], set(told["keys"])) == (2, uploads.left())
 
 
 async def test_journals_that_cannot_be_read_now_end_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

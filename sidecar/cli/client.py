@@ -20,6 +20,13 @@ class Unreachable(Exception):
     """No sidecar answers."""
 
 
+class _Answer(dict[str, Any]):
+    """A JSON object of an answer. A field that is not there is no mistake of the command: another program answers."""
+
+    def __missing__(self, field: str) -> Any:
+        raise Unreachable(_unlike(f"it has no {field!r}"))
+
+
 class Refused(Exception):
     """The sidecar answered with a problem document."""
 
@@ -68,6 +75,8 @@ class Client:
             with self._connect() as connection:
                 connection.sendall(_head(method, path, headers) + payload)
                 status, answer = _received(connection)
+            if status >= 400 and not isinstance(answer.get("detail"), str):
+                raise ValueError(f"the answer is not the sidecar's: HTTP {status} without a reason")
         except (OSError, ValueError) as error:
             raise self._unreachable(error) from None
         if status >= 400:
@@ -93,6 +102,13 @@ class Client:
         )
 
 
+def _unlike(why: str) -> str:
+    return (
+        f"no sidecar of this version answers: the answer is another program's, {why}: "
+        "set CKPT_DIR or CKPT_API_PORT to where the sidecar runs"
+    )
+
+
 def _head(method: str, path: str, headers: dict[str, str]) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     if any(character <= " " for character in path) or any("\r" in line or "\n" in line for line in lines):
@@ -113,9 +129,9 @@ def _received(connection: socket.socket) -> tuple[int, Any]:
     if not version.startswith(b"HTTP/1.") or not status.isdigit():
         raise ValueError("the connection ended without an HTTP answer")
     try:
-        answer = json.loads(body)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
+        answer = json.loads(body, object_pairs_hook=_Answer)
+    except (ValueError, RecursionError):
+        raise ValueError("the answer is not the sidecar's: it is no JSON") from None
     if not isinstance(answer, dict):
         raise ValueError("the answer is not the sidecar's: it is no JSON object")
     return int(status), answer

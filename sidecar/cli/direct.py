@@ -33,7 +33,7 @@ def probe(*, ready: bool = False) -> int:
     client, end_s = Client(timeout_s=4), time.monotonic() + STARTS_S
     while True:
         try:
-            client.get("/readyz" if ready else "/healthz")
+            client.get("/readyz" if ready else "/healthz")["status"]  # raises for another program's answer
         except Unreachable:
             if time.monotonic() > end_s:
                 raise

@@ -20,7 +20,8 @@ _OUTLOOK = re.compile(r"[;:,] it is tried again(, with fewer requests at once)?(
 
 def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> int:
     """Print an answer of the API, for programs or for people. An empty text prints nothing. Returns 0, the exit code."""
-    shown = json.dumps(answer) if as_json else text(answer)
+    said = text(answer)  # also for programs: another program's answer lacks what the text has, and is an error
+    shown = json.dumps(answer) if as_json else said
     if shown:
         print(shown, flush=True)
     return 0

@@ -130,6 +130,7 @@ def checkpoints_text(answer: dict[str, Any]) -> str:
 
 def checkpoint_text(answer: dict[str, Any]) -> str:
     """Return ``/v1/checkpoints/NAME``, a line per field that has a value."""
+    _ = answer["state"]  # each checkpoint has one: an answer without it is another program's
     return "\n".join(field_lines(answer.items()))
 
 

@@ -113,6 +113,7 @@ class Recorder:
 
     def get(self, path: str) -> Any:
         self.asked.append(path)
+        return {"status": "ok"}
 
     post = get
 
@@ -158,7 +159,7 @@ def test_a_probe_waits_for_a_sidecar_that_starts(tmp_path: Path) -> None:
         connection, _ = server.accept()
         with connection:
             assert connection.recv(4096).startswith(b"GET /healthz ")
-            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n{}")
+            connection.sendall(b'HTTP/1.1 200 OK\r\n\r\n{"status": "ok"}')
         assert probing.wait(20) == 0
 
 

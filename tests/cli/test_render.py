@@ -67,7 +67,7 @@ def test_the_status_before_the_first_save_says_that_nothing_was_measured(save_s:
 def test_what_a_writer_said_of_a_checkpoint_is_shown_as_json() -> None:
     meta = {"train_call": 0, "is_last": True, "name": "a\x1b[31m"}
     shown = r'{"train_call": 0, "is_last": true, "name": "a\u001b[31m"}'
-    assert checkpoint_text({"meta": meta}) == f"meta  {shown}"
+    assert checkpoint_text({"state": "committed", "meta": meta}) == f"state  committed\nmeta   {shown}"
     assert details_text({"meta": meta, "files": [], "problems": []}) == f"meta  {shown}"
 
 

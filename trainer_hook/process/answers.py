@@ -28,6 +28,13 @@ class ResumeResult:
     """The writing of the step; ``None``: an older sidecar does not say."""
 
 
+def required(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an answer that has a field, as each answer of the sidecar to this call does: ``{}`` is another program's."""
+    if answer.get(name) is None:
+        raise _unlike(f"it has no {name}")
+    return answer
+
+
 def objects(answer: Mapping[str, Any], name: str, *, named_by: str) -> list[dict[str, Any]]:
     """Return a list of objects that each have a text ``named_by``; empty: the field is absent."""
     found = _of_type(answer, name, list) or []
@@ -58,8 +65,8 @@ def texts(answer: Mapping[str, Any], name: str) -> list[str]:
 
 def resume_progress(answer: dict[str, Any]) -> dict[str, Any]:
     """Return the progress of a resume as it is."""
-    for name in ("id", "checkpoint", "source", "detail"):
-        _of_type(answer, name, str)
+    for name in ("state", "id", "checkpoint", "source", "detail"):
+        _of_type(required(answer, name) if name == "state" else answer, name, str)
     _of_type(answer, "meta", dict)
     objects(answer, "passed_over", named_by="checkpoint")
     _check_numbers(answer, "done_bytes", "total_bytes")

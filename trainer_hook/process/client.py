@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import TOKEN, step_of
-from trainer_hook.process.answers import ResumeResult, missing, objects, progress_text, resume_progress, resume_result, texts
+from trainer_hook.process.answers import (
+    ResumeResult,
+    missing,
+    objects,
+    progress_text,
+    required,
+    resume_progress,
+    resume_result,
+    texts,
+)
 from trainer_hook.process.progress_bar import Bar
 
 ABSENT_AFTER_S = 30.0
@@ -106,17 +115,17 @@ class Client:
         """Wait until all finished checkpoints are durable, or the time is over."""
         status, answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
         if status == _GATEWAY_TIMEOUT:
-            return FlushResult(missing=tuple(missing(answer)))
-        return FlushResult(durable=tuple(texts(_expect_success(status, answer), "durable")))
+            return FlushResult(missing=tuple(missing(required(answer, "missing"))))
+        return FlushResult(durable=tuple(texts(required(_expect_success(status, answer), "durable"), "durable")))
 
     def make_room(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
         """Have durable checkpoints deleted from the volume until this much is free. Returns their names."""
         answer = _expect_success(*self._call("POST", "/v1/room", {"bytes": wanted_bytes}, timeout_s=timeout_s))
-        return texts(answer, "deleted")
+        return texts(required(answer, "deleted"), "deleted")
 
     def degraded(self) -> str | None:
         """Return why the store cannot be used at present; ``None``: it can."""
-        state = _expect_success(*self._call("GET", "/v1/status", None, timeout_s=10))
+        state = required(_expect_success(*self._call("GET", "/v1/status", None, timeout_s=10)), "degraded")
         return str(state.get("degraded_reason")) if state.get("degraded") else None
 
     def older_checkpoints(self, than_step: int) -> Iterator[str]:
@@ -124,7 +133,7 @@ class Client:
         while True:
             path = f"/v1/checkpoints?where=store&before_step={than_step}&limit={_PAGE}"
             answer = _expect_success(*self._call("GET", path, None, timeout_s=60))
-            names = [each["name"] for each in objects(answer, "checkpoints", named_by="name")]
+            names = [each["name"] for each in objects(required(answer, "checkpoints"), "checkpoints", named_by="name")]
             steps = {step: name for name in names if (step := step_of(name)) is not None}
             older = sorted((step for step in steps if step < than_step), reverse=True)
             yield from (steps[step] for step in older)

@@ -172,9 +172,8 @@ def test_garbage_is_never_taken_for_an_answer(garbage: Any, answers: Answers, vo
             ask()
 
 
-@pytest.mark.parametrize("state", [None, "melting", 7])
-def test_a_state_that_is_not_known_is_not_an_answer(state: Any, answers: Answers, volume: Path) -> None:
-    answers.by_call["POST /v1/resume"] = (202, {"state": state})
+def test_a_state_that_is_not_known_is_not_an_answer(answers: Answers, volume: Path) -> None:
+    answers.by_call["POST /v1/resume"] = (202, {"state": "melting"})
     assert not resume(answers, volume).known
 
 
@@ -266,6 +265,9 @@ def test_a_proxy_in_the_environment_is_not_used(answers: Answers, volume: Path, 
 
 DEEP = b"[" * 100_000
 NO_RESUME = [
+    {},
+    {"state": None},
+    {"state": 7},
     {"state": "ready"},
     {"state": "ready", "checkpoint": 7},
     {"state": "ready", "checkpoint": "../x"},
@@ -292,6 +294,8 @@ def test_json_of_another_form_is_no_answer_to_a_resume(content: Any, answers: An
     [
         ("flush", {}),
         ("flush", {"missing": []}),
+        ("room", {}),
+        ("checkpoints", {}),
         ("flush", {"missing": 5}),
         ("flush", {"missing": [1]}),
         ("flush", {"missing": [{}]}),
@@ -323,3 +327,15 @@ def test_json_of_another_form_is_no_answer_to_any_call(call: str, content: Any, 
     }
     with pytest.raises(OSError, match="not an answer of the sidecar"):
         calls[call]()
+
+
+@pytest.mark.parametrize("status", [200, 504])
+def test_an_empty_answer_of_another_program_does_not_say_that_all_is_durable(
+    status: int, answers: Answers, volume: Path
+) -> None:
+    """The training ended with exit code 0, and its last checkpoint was nowhere but on the volume."""
+    answers.by_call |= {"POST /v1/flush": (status, {}), "GET /v1/status": (200, {})}
+    client = Client(answers.url, volume)
+    for call in (lambda: client.flush(timeout_s=1), client.degraded):
+        with pytest.raises(OSError, match="not an answer of the sidecar"):
+            call()

@@ -136,7 +136,8 @@ class Loop:
             raise RuntimeError("WORLD_SIZE is greater than 1, but there is no process group: call init_process_group() before")
         self._call = call = TrainCall(self._session, _LoopDriver(self))
         self._world = call.consensus.world
-        self._resume(call)
+        with call.loading():
+            self._resume(call)
         call.defer_signals()
         call.begin()
         return self

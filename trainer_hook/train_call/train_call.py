@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,14 @@ from trainer_hook.saving.async_save import prepare
 from trainer_hook.saving.step_monitor import Due, StepMonitor
 from trainer_hook.saving.step_saver import StepSaver
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
+
+MOST_TOLD = 300
+"""Maximum number of characters of a library's error in a line of the log; the traceback below it has all."""
+NOT_LOADED_HINT = (
+    "If the cause passes, start again. If the model, its settings or a library have changed, use those that saved it, or "
+    "another CKPT_STORE prefix. 'checkpoint-sidecar verify' says whether the store has what was saved; 'checkpoint-sidecar rm' "
+    "deletes it there, and the next pod resumes from an older one"
+)
 
 
 class TrainCall:
@@ -52,6 +61,8 @@ class TrainCall:
         """Whether the script's own choice may be used where ``resume`` returns ``None``; else training starts from scratch."""
         self._is_prepared = False
         self._pending: str | None = None
+        self._loads: Choice | None = None
+        """The checkpoint that is loaded between ``resume`` and ``begin``."""
 
     def resume(self) -> Choice | None:
         """Choose the checkpoint to resume from; ``None``: the script's own choice stands, or training starts from scratch.
@@ -71,6 +82,7 @@ class TrainCall:
         if session.is_first_call:
             session.base_step = choice.base_step
         session.continues_from(choice.name, attempt=choice.attempt)
+        self._loads = choice
         return choice
 
     def _script_checkpoint(self, choice: Choice | None) -> ScriptCheckpoint | None:
@@ -98,6 +110,20 @@ class TrainCall:
         warn(f"TRAINING STARTS FROM SCRATCH: {differs}, and there is no other")
         return None
 
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Surround loading that is outside of what ``failed`` is called for: an error is told, and raised."""
+        try:
+            yield
+        except Exception as error:
+            self._tell_not_loaded(error)
+            raise
+
+    def _tell_not_loaded(self, error: Exception) -> None:
+        if (choice := self._loads) is not None:
+            self._loads = None
+            warn(f"{choice.name} was not loaded ({type(error).__name__}: {str(error)[:MOST_TOLD]}). {NOT_LOADED_HINT}")
+
     def defer_signals(self) -> None:
         """Defer SIGTERM to the end of a step from now on."""
         self.session.call_runs = True
@@ -105,6 +131,7 @@ class TrainCall:
 
     def begin(self) -> None:
         """Begin training after step ``Driver.global_step``."""
+        self._loads = None
         self.session.measure = self._progress
         self.monitor.begin(self._driver.global_step)
 
@@ -185,6 +212,8 @@ class TrainCall:
         the error would go on as if there had been no signal.
         """
         self.close()
+        if isinstance(error, Exception):
+            self._tell_not_loaded(error)
         if isinstance(error, Exception) and self.session.stop.is_due:
             warn(f"training ended with an error after the termination notice ({type(error).__name__}: {error})")
             self.session.stop.catch_up()

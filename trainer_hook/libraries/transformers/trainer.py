@@ -129,7 +129,8 @@ class HookedTrain:
         """Return what ``train`` returns, or returned in an earlier pod."""
         call, trainer = self._call, self._trainer
         choice = self._resume()
-        output = self._finished_output(choice)
+        with call.loading():
+            output = self._finished_output(choice)
         call.defer_signals()
         try:
             if output is None:

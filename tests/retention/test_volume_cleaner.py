@@ -99,6 +99,23 @@ def free_by_releases(services: Services, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(services.volume, "free_bytes", lambda: 2 * states(services).count(State.SUPERSEDED))
 
 
+async def test_the_newest_checkpoint_is_not_given_up_because_the_clock_was_set_back_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = new_life(tmp_path / "volume")
+    for step, at_s in ((10, 1.8e9), (20, 1.8e9 + 60), (30, 1.8e9 - 9000)):
+        folder = write_checkpoint(services.settings.dir, f"checkpoint-{step}", {"m": b"v1"}, {"attempt": "a"})
+        for path in folder.iterdir():
+            os.utime(path, (at_s, at_s))
+    await services.scanner.scan()
+    for step in (10, 20, 30):
+        shutil.rmtree(services.settings.dir / f"checkpoint-{step}")
+    free_by_releases(services, monkeypatch)
+    assert await services.volume_cleaner.make_room(2) == ["checkpoint-10"]
+    assert await services.volume_cleaner.make_room(4) == [], "either of the others may be the newest"
+    assert states(services) == [State.SUPERSEDED, State.FINISHED, State.FINISHED]
+
+
 def test_a_checkpoint_whose_directory_cannot_be_read_is_not_taken_for_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,8 @@ class PendingCopy:
     """Its upload has begun: its space is free only once its files are closed."""
     is_shared: bool = False
     """Other nodes have parts of it."""
+    later: int = 0
+    """Number of other such checkpoints that were certainly finished later, also if the clock was set back in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +90,14 @@ def plan_release(pending: Iterable[PendingCopy], *, free_bytes: int, wanted_byte
     """Return the checkpoints whose pins are released: not durable yet, and deleted by the trainer.
 
     Only the sidecar's hard links hold their files. The newest one never goes; of a job with several nodes the newest two: the
-    other nodes may not have finished the last. Those whose upload has not begun go first, of these the oldest. Nothing goes
-    where all together would not be enough.
+    other nodes may not have finished the last. If a clock was set back, all that may be the newest stay. Those whose upload has
+    not begun go first, of these the oldest. Nothing goes where all together would not be enough.
     """
-    by_age = sorted(pending, key=lambda copy: copy.finished_at_s)
-    keep_newest = 2 if any(copy.is_shared for copy in by_age) else 1
-    missing_bytes, plan = wanted_bytes - free_bytes, list[PendingCopy]()
-    for copy in sorted(by_age[:-keep_newest], key=lambda copy: (copy.is_sending, copy.finished_at_s)):
-        if missing_bytes > 0 and copy.is_deleted:
+    copies, missing_bytes, plan = list(pending), wanted_bytes - free_bytes, list[PendingCopy]()
+    keep_newest = 2 if any(copy.is_shared for copy in copies) else 1
+    older = [copy for copy in copies if copy.is_deleted and copy.later >= keep_newest]
+    for copy in sorted(older, key=lambda copy: (copy.is_sending, -copy.later, copy.finished_at_s)):
+        if missing_bytes > 0:
             plan.append(copy)
             missing_bytes -= copy.size_bytes
     return [] if missing_bytes > 0 else plan

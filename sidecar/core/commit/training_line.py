@@ -59,6 +59,21 @@ def was_finished_later(ours: Finished, theirs: Finished) -> bool:
     return goes_after(ours.attempt, rfc3339(ours.created_at_s), theirs.attempt, rfc3339(theirs.created_at_s))
 
 
+def finished_later(ours: Finished, others: Iterable[Finished]) -> int:
+    """Return how many of the others were certainly finished later than a checkpoint.
+
+    If a clock was set back between two saves of a lone node, either may be the later one.
+    """
+    return sum(_is_certainly_later(other, ours) for other in others)
+
+
+def _is_certainly_later(ours: Finished, theirs: Finished) -> bool:
+    is_later, is_earlier = was_finished_later(ours, theirs), was_finished_later(theirs, ours)
+    if is_later is is_earlier is False:  # within a millisecond
+        return ours.marked_at_s > theirs.marked_at_s
+    return is_later and not is_earlier
+
+
 def _are_of_one_call(ours: Finished, theirs: Finished) -> bool:
     is_named = ours.names_attempt and theirs.names_attempt  # otherwise it is one for all that the pod's trainers write
     return is_named and ours.attempt == theirs.attempt and train_call_of(ours.meta) == train_call_of(theirs.meta)

@@ -9,6 +9,12 @@ from hypothesis import strategies as st
 
 from sidecar.core.commit.retention import PendingCopy, plan_release
 
+
+def in_order(*copies: PendingCopy) -> list[PendingCopy]:
+    """Return copies of which the times say which were finished later."""
+    return [replace(its, later=sum(other.finished_at_s > its.finished_at_s for other in copies)) for its in copies]
+
+
 times = st.integers(0, 1000).map(float)
 copies = st.lists(
     st.builds(
@@ -21,7 +27,7 @@ copies = st.lists(
     ),
     max_size=8,
     unique_by=(lambda its: its.finished_at_s),
-)
+).map(lambda its: in_order(*its))
 space = st.integers(0, 400)
 
 
@@ -59,8 +65,17 @@ def test_what_is_not_being_sent_goes_first_and_of_that_the_oldest(pending: list[
 
 
 def test_nothing_goes_where_all_together_would_not_be_enough() -> None:
-    old, new = PendingCopy("checkpoint-1", 1.0, 10, is_deleted=True), PendingCopy("checkpoint-2", 2.0, 10, is_deleted=False)
+    old, new = in_order(
+        PendingCopy("checkpoint-1", 1.0, 10, is_deleted=True), PendingCopy("checkpoint-2", 2.0, 10, is_deleted=False)
+    )
     assert plan_release([new, old], free_bytes=5, wanted_bytes=16) == []
     assert plan_release([new, old], free_bytes=6, wanted_bytes=16) == [old]
     assert plan_release([new, old], free_bytes=16, wanted_bytes=16) == []
     assert plan_release([], free_bytes=0, wanted_bytes=16) == []
+
+
+@given(copies, space, space)
+def test_what_may_be_the_newest_stays_whatever_the_times_say(pending: list[PendingCopy], free: int, wanted: int) -> None:
+    """The clock was set back before the newest was saved: its time is the earliest, and only its step is the highest."""
+    newest = PendingCopy("checkpoint-900", -1.0, 50, is_deleted=True)
+    assert newest not in plan_release([*pending, newest], free_bytes=free, wanted_bytes=wanted)

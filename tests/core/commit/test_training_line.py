@@ -11,6 +11,7 @@ from sidecar.core.commit import training_line
 from sidecar.core.commit.training_line import (
     Committed,
     Origin,
+    finished_later,
     origin_of,
     present_line,
     was_finished_later,
@@ -189,6 +190,16 @@ def test_a_higher_step_of_an_attempt_was_finished_later_whatever_the_clock_says(
 def test_otherwise_times_tell_what_was_finished_later(one: Finished, other: Finished) -> None:
     assert was_finished_later(other, one)
     assert not was_finished_later(one, other)
+
+
+def test_of_a_clock_that_was_set_back_only_what_steps_and_times_agree_on_is_certain() -> None:
+    before = [finished(step, 1.8e9 + step) for step in (10, 20)]
+    after = [finished(step, 1.8e9 - 9000 + step) for step in (30, 40)]
+    assert [finished_later(each, [*before, *after]) for each in (*before, *after)] == [1, 0, 1, 0]
+    assert finished_later(before[0], []) == 0
+    within_a_ms = [replace(finished(step, 1.8e9), marked_at_s=float(step)) for step in (10, 20)]
+    unnamed = [replace(its, names_attempt=False) for its in within_a_ms]
+    assert [finished_later(each, unnamed) for each in unnamed] == [1, 0]
 
 
 def test_what_was_downloaded_was_not_finished_later_and_what_an_earlier_pod_left_was_earlier() -> None:

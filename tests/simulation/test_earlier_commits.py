@@ -98,3 +98,15 @@ def test_a_step_that_is_on_the_volume_is_uploaded_again_however_late_a_request_d
         story.world.loop.run(committed_s + 80.0)
         assert story.is_whole("checkpoint-10")
         assert pod.states()["checkpoint-10"] == "committed (None)"
+
+
+def test_a_step_that_a_newer_one_has_followed_at_once_is_checked_as_well() -> None:
+    """The newest durable step alone was checked 5 s after its commit."""
+    with told() as story:
+        story.pod("a", 0.0, saves=2)
+        committed_s = story.run_until_committed("checkpoint-20")
+        story.late_request(committed_s + 0.05, b"of another pod".ljust(60, b"."))
+        story.world.loop.run(committed_s + 1.0)
+        assert not story.is_whole("checkpoint-10")
+        story.world.loop.run(committed_s + 12.0)
+        assert story.is_whole("checkpoint-10")

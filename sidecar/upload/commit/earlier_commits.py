@@ -1,4 +1,4 @@
-"""Checks, at a start, the latest commits of earlier sidecars: their own post-commit checks may not have run."""
+"""Checks of commits without a post-commit check: at a start the latest ones of earlier sidecars, later those of older steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sidecar.store.protocol import Store
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.committer import Committer
-from sidecar.upload.commit.post_commit_check import LATE_S
+from sidecar.upload.commit.post_commit_check import AFTER_S, LATE_S, POLL_S
 
 log = structlog.get_logger()
 
@@ -42,6 +42,9 @@ class Findings(Protocol):
 
 class EarlierCommits:
     """Looks at the start, and when no request of an earlier pod can arrive any more; not after a termination notice.
+
+    ``PostCommitCheck`` looks at the newest durable step alone: a step that a newer one has followed within seconds is checked
+    here.
 
     A damaged commit is revoked if its step is on this volume: then the step is uploaded again. Otherwise it is quarantined.
     """
@@ -66,13 +69,30 @@ class EarlierCommits:
         self._events = events
         self._deadline = deadline
         self._clock = clock or Clock()
+        self._due: list[tuple[float, Tracked]] = []
+        """Monotonic seconds at which a commit of this process is checked, if it is not the newest then."""
+        catalog.observe(self._became_durable)
+
+    def _became_durable(self, tracked: Tracked) -> None:
+        if not tracked.is_restored:
+            self._due.append((self._clock.monotonic() + AFTER_S[0][0], tracked))
 
     async def run(self) -> None:
-        """Check twice, and do nothing more until cancelled."""
+        """Check until cancelled."""
         await self.check()
-        await self._clock.sleep(LATE_S[-1][0])
-        await self.check()
-        await asyncio.Event().wait()
+        again_s = self._clock.monotonic() + LATE_S[-1][0]
+        while True:
+            await self._clock.sleep(POLL_S)
+            now_s = self._clock.monotonic()
+            due, self._due = [d for d in self._due if d[0] <= now_s], [d for d in self._due if d[0] > now_s]
+            for tracked in (tracked for _, tracked in due if self._is_older(tracked)):
+                await self._check_one(tracked.name)
+            if now_s >= again_s:
+                again_s = float("inf")
+                await self.check()
+
+    def _is_older(self, tracked: Tracked) -> bool:
+        return tracked is not self._catalog.newest_durable and tracked.state is State.COMMITTED
 
     async def check(self) -> None:
         """Check the present commits. One that cannot be read now is left to the next check, and to the next start."""
@@ -83,15 +103,18 @@ class EarlierCommits:
             log.warning("commit_not_looked_at", error=str(error), hint=_NOT_READ)
             return
         for name in names:
-            if self._deadline.is_set():
-                return
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    await self._check(name)
-            except Fenced:  # a later pod is responsible for the prefix now
-                return
-            except (StoreError, TimeoutError) as error:
-                log.warning("commit_not_looked_at", checkpoint=name, error=str(error), hint=_NOT_READ)
+            await self._check_one(name)
+
+    async def _check_one(self, name: str) -> None:
+        if self._deadline.is_set():
+            return
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._check(name)
+        except Fenced:  # a later pod is responsible for the prefix now
+            return
+        except (StoreError, TimeoutError) as error:
+            log.warning("commit_not_looked_at", checkpoint=name, error=str(error), hint=_NOT_READ)
 
     async def _unchecked(self) -> list[str]:
         names = await self._executor.persistently(lambda: list(self._store.list_folders()))
@@ -129,7 +152,7 @@ class EarlierCommits:
     async def _send_again(self, tracked: Tracked, stored: StoredCommit, damaged: list[str]) -> None:
         log.error("commit_taken_back", checkpoint=tracked.name, damaged=damaged[:8], hint="it is uploaded again")
         if await self._committer.revoke_commit(tracked.name, judged=stored) and tracked.state is State.COMMITTED:
-            reason = "a late request of an earlier pod damaged it after its commit: it is uploaded again"
+            reason = "a late request damaged it after its commit: it is uploaded again"
             self._catalog.move(tracked, State.FINISHED, reason=reason)
 
     async def _quarantine(self, name: str, stored: StoredCommit, damaged: list[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sidecar.catalog.events import Events
 from sidecar.core.commit.training_line import was_finished_later
+from sidecar.core.format.attempts import Seen
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.lifecycle.rejection import Marked, newest_rejected
 from sidecar.core.lifecycle.save_profile import save_profile
@@ -73,8 +74,10 @@ class Tracked:
 class Catalog:
     """Checkpoints by name. Used from the event loop alone. Every change is an event, and wakes the waiters of ``changed``."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, *, seen: Callable[[], Seen] = Seen) -> None:
+        """Start empty. ``seen``: returns what this pod has seen of the order of attempts."""
         self._events = events
+        self._seen = seen
         self._tracked: dict[str, Tracked] = {}
         self._replaced: list[Tracked] = []
         self._changed = asyncio.Event()
@@ -187,14 +190,14 @@ class Catalog:
 
     def is_after_newest_durable(self, tracked: Tracked) -> bool:
         """Whether a checkpoint was finished later than the newest durable one, whatever their steps (after an older resume)."""
-        return self.newest_durable is not None and _is_after(tracked, self.newest_durable)
+        return self.newest_durable is not None and self._is_after(tracked, self.newest_durable)
 
     def is_of_abandoned_attempt(self, tracked: Tracked) -> bool:
         """Whether the newest durable checkpoint is of a later attempt, which may have resumed from an older step."""
         newest = self.newest_durable
         if newest is None or newest.checkpoint is None or tracked.checkpoint is None:
             return False
-        return newest.checkpoint.attempt != tracked.checkpoint.attempt and _is_after(newest, tracked)
+        return newest.checkpoint.attempt != tracked.checkpoint.attempt and self._is_after(newest, tracked)
 
     def is_abandoned_part(self, tracked: Tracked) -> bool:
         """Whether a checkpoint is one node's part of a step that no node will complete: a later attempt has a durable step."""
@@ -202,10 +205,15 @@ class Catalog:
 
     def _becomes_newest_durable(self, tracked: Tracked, step: int) -> bool:
         newest = self.newest_durable
-        if newest is None or self.newest_durable_step is None or _is_after(tracked, newest):
+        if newest is None or self.newest_durable_step is None or self._is_after(tracked, newest):
             return True
         # A higher step of an earlier attempt, committed late, is of an abandoned line.
-        return step >= self.newest_durable_step and not _is_after(newest, tracked)
+        return step >= self.newest_durable_step and not self._is_after(newest, tracked)
+
+    def _is_after(self, tracked: Tracked, other: Tracked) -> bool:
+        """Whether a checkpoint was finished later than another one."""
+        ours, theirs = tracked.checkpoint, other.checkpoint
+        return ours is not None and theirs is not None and was_finished_later(ours, theirs, self._seen())
 
     def forget(self, name: str) -> None:
         """Remove a checkpoint whose directory was deleted and which needs no further work."""
@@ -225,9 +233,3 @@ class Catalog:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _is_after(tracked: Tracked, other: Tracked) -> bool:
-    """Whether a checkpoint was finished later than another one."""
-    ours, theirs = tracked.checkpoint, other.checkpoint
-    return ours is not None and theirs is not None and was_finished_later(ours, theirs)

@@ -11,9 +11,9 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import newest_first
+from sidecar.core.format.attempts import first_found
 from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge, may_be_half_deleted
 from sidecar.core.format.key_limits import KeyLimits, check_keys
-from sidecar.core.lifecycle.prefix_ownership import first_found
 from sidecar.core.lifecycle.states import PENDING, REPORTED, SETTLED, State
 from sidecar.errors import CheckpointRejected
 from sidecar.volume.files import DENIED, why_refused

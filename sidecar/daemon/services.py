@@ -11,6 +11,7 @@ from sidecar.catalog.durations import Durations
 from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import Inventory
 from sidecar.catalog.scanner import Scanner
+from sidecar.core.format.attempts import Seen
 from sidecar.core.lifecycle.phases import Phase
 from sidecar.daemon.settings import Settings
 from sidecar.download.local_copies import LocalCopies
@@ -76,7 +77,8 @@ class Services:
         self.events: Final = Events()
         self.durations: Final = Durations()
         self.events.observe(self.durations.happened)
-        self.catalog: Final = Catalog(self.events)
+        # Pod and scanner are created later, because they need the catalog or the volume.
+        self.catalog: Final = Catalog(self.events, seen=lambda: Seen(self.pod.present_attempt(), self.scanner.found_in))
         self.volume: Final = Volume(settings.dir, settings.state_dir)
         self.token_file: Final = TokenFile(self.volume / TOKEN)
         self.hints: Final = Hints(self.volume)

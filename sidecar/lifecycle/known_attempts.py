@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sidecar.core.lifecycle.prefix_ownership import Run, Seen, awaits_declaration, began_after, with_attempt
+from sidecar.core.format.attempts import Seen, began_after
+from sidecar.core.lifecycle.prefix_ownership import Run, awaits_declaration, with_attempt
 from sidecar.lifecycle.pod import LeasedPod
 
 

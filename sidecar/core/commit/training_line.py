@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.core.format.attempts import Began, began, goes_after, seconds, was_later
+from sidecar.core.format.attempts import NOTHING_SEEN, Began, Seen, began, goes_after, seconds, seen_after, was_later
 from sidecar.core.format.found_checkpoint import Finished
 from trainer_hook.contract import META_RESUMED_FROM, rfc3339, train_call_of
 
@@ -41,21 +41,27 @@ class Committed:
     """Which ``train()`` call wrote it, from 0."""
 
 
-def was_finished_later(ours: Finished, theirs: Finished) -> bool:
+def was_finished_later(ours: Finished, theirs: Finished, seen: Seen = NOTHING_SEEN) -> bool:
     """Whether a checkpoint on the volume was finished later than another one; never one that was downloaded.
 
     Within one ``train()`` call of an attempt, a higher step is later, also if the clock was set back in between. A lower one is
-    earlier where each start of the job is known to have an attempt of its own: with several nodes. Otherwise times decide.
+    earlier where each start of the job is known to have an attempt of its own: with several nodes. Of two attempts, the pod may
+    have ``seen`` which one began later: the clock that their ids are made of is that of the node of rank 0, which may change.
+    Otherwise times decide.
     """
     if ours.restored_from is not None:
         return False
     if ours.is_inherited is not theirs.is_inherited:  # this pod's trainer began after the pod that left the other one
         return theirs.is_inherited
+    if ours.attempt != theirs.attempt and theirs.restored_from is not None:  # the pod's trainer began with what it downloaded
+        return True
     if _are_of_one_call(ours, theirs) and ours.resume_step is not None and theirs.resume_step is not None:
         if ours.resume_step > theirs.resume_step:
             return True
         if ours.resume_step < theirs.resume_step and ours.node.count > 1:
             return False
+    if ours.attempt != theirs.attempt and (is_after := seen_after(ours.attempt, theirs.attempt, seen)) is not None:
+        return is_after
     return goes_after(ours.attempt, rfc3339(ours.created_at_s), theirs.attempt, rfc3339(theirs.created_at_s))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from trainer_hook.contract import ContractError, epoch_seconds
@@ -92,6 +93,54 @@ def began_later(attempt: str, than: str) -> bool:
     """Whether the ids alone say that an attempt began strictly later than another one."""
     ours, theirs = began(attempt), began(than)
     return ours is not None and theirs is not None and _order(ours, theirs) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a pod has seen of the order in which attempts began."""
+
+    present: str | None = None
+    """Attempt of the trainer that runs now, or ran last; ``None``: not known."""
+    found_in: Mapping[str, int] = field(default_factory=dict)
+    """The scan of the pod's volume that found each attempt's first checkpoint."""
+
+
+NOTHING_SEEN = Seen()
+"""Of the order of attempts: then their ids decide."""
+
+
+def first_found(scan: int, *, was_there: bool, is_inherited: bool) -> int:
+    """Return the number in ``Seen.found_in`` of an attempt whose first checkpoint is found by a scan.
+
+    Args:
+        scan: The scan, from 1 in each process; 0: before the first one.
+        was_there: The checkpoint was on the volume when this process started: all these have the same number.
+        is_inherited: An earlier pod left it: its attempts began before those of this pod.
+    """
+    if is_inherited:
+        return 0
+    return 1 if was_there else max(1, scan)
+
+
+def seen_after(attempt: str, than: str, seen: Seen) -> bool | None:
+    """Whether a pod has seen that an attempt began after another one, whatever the clocks of their ids say; ``None``: unknown.
+
+    The trainer's present attempt is the latest. Attempts that different scans found first began in that order.
+    """
+    if attempt == than:
+        return False
+    if seen.present in (attempt, than):
+        return attempt == seen.present
+    found_in = seen.found_in
+    if attempt in found_in and than in found_in and found_in[attempt] != found_in[than]:
+        return found_in[attempt] > found_in[than]
+    return None
+
+
+def began_after(attempt: str, than: str, seen: Seen = NOTHING_SEEN) -> bool:
+    """Whether an attempt began after another one: as the pod has seen it, else as their ids say."""
+    is_after = seen_after(attempt, than, seen)
+    return began_later(attempt, than) if is_after is None else is_after
 
 
 def _order(ours: Began, theirs: Began) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from sidecar.core.format.attempts import began_later
+from sidecar.core.format.attempts import NOTHING_SEEN, Seen, began_after
 
 ASK_POLL_S = 2.0
 """Interval in seconds at which the holder polls for requests for a sign of life. Reads leave no versions in a bucket."""
@@ -89,49 +89,12 @@ def is_of_another(run: Run, *, me: str) -> bool:
     return run.holder not in (None, me) and not run.ending
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a pod has seen of the order in which attempts began."""
-
-    present: str | None = None
-    """Attempt of the trainer that runs now, or ran last; ``None``: not known."""
-    found_in: Mapping[str, int] = field(default_factory=dict)
-    """The scan of the pod's volume that found each attempt's first checkpoint."""
-
-
-def first_found(scan: int, *, was_there: bool, is_inherited: bool) -> int:
-    """Return the number in ``Seen.found_in`` of an attempt whose first checkpoint is found by a scan.
-
-    Args:
-        scan: The scan, from 1 in each process; 0: before the first one.
-        was_there: The checkpoint was on the volume when this process started: all these have the same number.
-        is_inherited: An earlier pod left it: its attempts began before those of this pod.
-    """
-    if is_inherited:
-        return 0
-    return 1 if was_there else max(1, scan)
-
-
-def with_attempt(run: Run, attempt: str, seen: Seen = Seen()) -> Run:
+def with_attempt(run: Run, attempt: str, seen: Seen = NOTHING_SEEN) -> Run:
     """Return the run with an attempt that its holder declares its own, in the order in which they began."""
     others = [known for known in run.attempts if known != attempt]
     at = next((place for place, known in enumerate(others) if began_after(known, attempt, seen)), len(others))
     before = others[max(0, len(others) + 1 - MOST_ATTEMPTS) : at]
     return replace(run, attempts=(*before, attempt, *others[at:][1 - MOST_ATTEMPTS :]))
-
-
-def began_after(attempt: str, than: str, seen: Seen) -> bool:
-    """Whether an attempt began after another one, as far as one pod can know it.
-
-    The trainer's present attempt is the latest. Attempts that different scans found first began in that order. Both hold
-    whatever the clocks of their ids say. Others began in the order of their ids.
-    """
-    if seen.present in (attempt, than):
-        return attempt == seen.present != than
-    found_in = seen.found_in
-    if attempt in found_in and than in found_in and found_in[attempt] != found_in[than]:
-        return found_in[attempt] > found_in[than]
-    return began_later(attempt, than)
 
 
 def awaits_declaration(

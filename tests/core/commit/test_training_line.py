@@ -16,6 +16,7 @@ from sidecar.core.commit.training_line import (
     present_line,
     was_finished_later,
 )
+from sidecar.core.format.attempts import NOTHING_SEEN, Seen
 from sidecar.core.format.found_checkpoint import Finished
 from trainer_hook.contract import META_RESTORED, META_TRAIN_CALL, Node, rfc3339
 
@@ -163,6 +164,9 @@ def test_commits_that_are_already_in_order_are_compared_once_each(monkeypatch: p
     assert len(asked) <= 2 * 2000
 
 
+ATTEMPT, BEHIND = "20260301T120000Z-a", "20260301T115500Z-b"
+
+
 def finished(step: int | None, at_s: float, *, attempt: str = "a", nodes: int = 1) -> Finished:
     name = "final" if step is None else f"checkpoint-{step}"
     return Finished(name, "v", step, None, attempt, Node(0, nodes), at_s, None, (), {})
@@ -200,6 +204,26 @@ def test_of_a_clock_that_was_set_back_only_what_steps_and_times_agree_on_is_cert
     within_a_ms = [replace(finished(step, 1.8e9), marked_at_s=float(step)) for step in (10, 20)]
     unnamed = [replace(its, names_attempt=False) for its in within_a_ms]
     assert [finished_later(each, unnamed) for each in unnamed] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_later"),
+    [
+        (NOTHING_SEEN, False),
+        (Seen(present="20260301T115500Z-b"), True),
+        (Seen(found_in={ATTEMPT: 1, "20260301T115500Z-b": 2}), True),
+    ],
+)
+def test_an_attempt_that_the_pod_saw_begin_later_is_later_also_if_rank_0_is_on_a_node_with_another_clock(
+    seen: Seen, is_later: bool
+) -> None:
+    one = finished(40, 1.8e9, attempt=ATTEMPT, nodes=2)
+    other = finished(20, 1.8e9 + 60, attempt=BEHIND, nodes=2)
+    assert was_finished_later(other, one, seen) is is_later
+    assert was_finished_later(other, replace(one, meta={META_RESTORED: "0" * 16}), seen), (
+        "it had resumed from that, or passed it over"
+    )
+    assert was_finished_later(one, other, seen) is not is_later
 
 
 def test_what_was_downloaded_was_not_finished_later_and_what_an_earlier_pod_left_was_earlier() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.attempts import Restart, began_later, goes_after, is_later, of_pod
+from sidecar.core.format.attempts import Restart, Seen, began_after, began_later, first_found, goes_after, is_later, of_pod
 from trainer_hook.contract import check_id, rfc3339
 
 UID = "0f0e0d0c-0000-4000-8000-000000000001"
@@ -86,3 +86,34 @@ def test_the_later_pod_goes_first_whatever_the_clocks_of_two_machines_say(
     )
     for unknown in ((None, theirs), (ours, None), (None, None)):
         assert goes_after(mine, stamps[0], other, stamps[1], epochs=unknown) == by_clocks
+
+
+@given(
+    st.integers(0, 99),
+    st.integers(0, 99),
+    st.dictionaries(st.sampled_from(["one", "other"]), st.integers(1, 3)),
+    st.sampled_from(["one", "other", "a third one", None]),
+)
+def test_what_a_pod_saw_decides_which_attempt_began_after_another_and_else_their_ids(
+    one: int, other: int, scans: dict[str, int], present: str | None
+) -> None:
+    ids = {"one": f"20260101T0000{one:02}Z-a", "other": f"20260101T0000{other:02}Z-b"}
+    seen = Seen(present and ids.get(present, present), {ids[name]: scan for name, scan in scans.items()})
+    is_after = began_after(ids["one"], ids["other"], seen)
+    if present in ids:
+        assert is_after is (present == "one"), "the present one is the latest"
+    elif len(scans) == 2 and scans["one"] != scans["other"]:
+        assert is_after is (scans["one"] > scans["other"])
+    else:
+        assert is_after is (one > other)
+    assert not began_after("an id without a time", ids["one"], seen)
+    assert not began_after(ids["one"], ids["one"], seen)
+
+
+@given(st.integers(0, 9), st.booleans(), st.booleans())
+def test_what_was_there_at_the_start_has_one_number_and_what_an_earlier_pod_left_a_lower_one(
+    scan: int, was_there: bool, is_inherited: bool
+) -> None:
+    number = first_found(scan, was_there=was_there, is_inherited=is_inherited)
+    assert number == (0 if is_inherited else 1 if was_there else max(1, scan))
+    assert is_inherited or number > first_found(scan, was_there=was_there, is_inherited=True)

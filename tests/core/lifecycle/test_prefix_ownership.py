@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sidecar.core.format.attempts import Seen
 from sidecar.core.lifecycle.prefix_ownership import (
     ASK_POLL_S,
     CHECK_S,
@@ -12,12 +13,9 @@ from sidecar.core.lifecycle.prefix_ownership import (
     SILENCE_S,
     Ownership,
     Run,
-    Seen,
     awaits_declaration,
-    began_after,
     belongs,
     declared_later,
-    first_found,
     may_hold,
     refusal,
     with_attempt,
@@ -161,34 +159,3 @@ def test_attempts_are_ordered_by_their_declarations(attempts: list[str], one: st
     else:
         assert found is not back
         assert found is (one in attempts and (other not in attempts or attempts.index(one) > attempts.index(other)))
-
-
-@given(
-    st.integers(0, 99),
-    st.integers(0, 99),
-    st.dictionaries(st.sampled_from(["one", "other"]), st.integers(1, 3)),
-    st.sampled_from(["one", "other", "a third one", None]),
-)
-def test_what_a_pod_saw_decides_which_attempt_began_after_another_and_else_their_ids(
-    one: int, other: int, scans: dict[str, int], present: str | None
-) -> None:
-    ids = {"one": f"20260101T0000{one:02}Z-a", "other": f"20260101T0000{other:02}Z-b"}
-    seen = Seen(present and ids.get(present, present), {ids[name]: scan for name, scan in scans.items()})
-    is_after = began_after(ids["one"], ids["other"], seen)
-    if present in ids:
-        assert is_after is (present == "one"), "the present one is the latest"
-    elif len(scans) == 2 and scans["one"] != scans["other"]:
-        assert is_after is (scans["one"] > scans["other"])
-    else:
-        assert is_after is (one > other)
-    assert not began_after("an id without a time", ids["one"], seen)
-    assert not began_after(ids["one"], ids["one"], seen)
-
-
-@given(st.integers(0, 9), st.booleans(), st.booleans())
-def test_what_was_there_at_the_start_has_one_number_and_what_an_earlier_pod_left_a_lower_one(
-    scan: int, was_there: bool, is_inherited: bool
-) -> None:
-    number = first_found(scan, was_there=was_there, is_inherited=is_inherited)
-    assert number == (0 if is_inherited else 1 if was_there else max(1, scan))
-    assert is_inherited or number > first_found(scan, was_there=was_there, is_inherited=True)

@@ -195,3 +195,34 @@ def test_a_clock_that_is_set_back_leaves_no_part_that_waits_for_nodes_without_en
         until(lambda: [event["checkpoint"] for event in one.events("checkpoint_superseded")] == ["checkpoint-20"], timeout_s=10)
         assert one.status()["newest_durable_step"] == 30
         assert one.terminate() == 0
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+@pytest.mark.parametrize("is_new", [False, True], ids=["the pod of node 1 stays", "all pods are new"])
+def test_after_a_resume_from_an_older_step_a_node_0_whose_clock_is_behind_hides_no_new_step_from_the_others(
+    place: Place, tmp_path: Path, is_new: bool
+) -> None:
+    """To them its attempt was the earlier one, and each step up to the newest of the last attempt was superseded."""
+    before, behind = "20260301T120000Z-aaaaaaaa", "20260301T115500Z-bbbbbbbb"
+
+    def save(step: int, attempt: str, *nodes: Sidecar) -> None:
+        for index, running in enumerate(nodes):
+            files = {f"__{index}_0.distcp": b"%d" % step, "rng.pth": b"%d of %d" % (step, index)}  # node 1 moves its own
+            write_checkpoint(running.volume, f"checkpoint-{step}", files, MARKER | {"attempt": attempt})
+        for running in nodes:
+            running.committed(f"checkpoint-{step}", timeout_s=20)
+
+    with sidecar(tmp_path / "1", of_node(place, 1) | {"POD_UID": "one"}) as one:
+        with sidecar(tmp_path / "0", of_node(place, 0) | {"POD_UID": "zero"}) as zero:
+            save(10, before, zero.ready(), one.ready())
+            save(40, before, zero, one)
+            zero.kill()
+        with (
+            sidecar(tmp_path / "new-0", of_node(place, 0) | {"POD_UID": "new-zero"}) as zero,
+            sidecar(tmp_path / "new-1", of_node(place, 1) | {"POD_UID": "new-one"}) as new_one,
+        ):
+            nodes = (zero.ready(), new_one.ready() if is_new else one)
+            assert [running.resume()["checkpoint"] for running in nodes] == ["checkpoint-40"] * 2
+            assert [running.resume("checkpoint-10")["state"] for running in nodes] == ["ready"] * 2, "40 did not load"
+            save(20, behind, *nodes)
+            assert [running.status()["newest_durable_step"] for running in nodes] == [20] * 2

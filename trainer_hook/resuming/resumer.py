@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ class Resumer:
         """Names of checkpoints on the volume whose reason was logged already."""
         self._saves: dict[str, contract.SaveIdentity] = {}
         """Checkpoints that this node's sidecar has compared with the store, by name: their markers may be older."""
+        self._is_out_of_time = False
+        """A request has taken as long as it may: older steps would each take that again."""
 
     def choose(self, train_call: int) -> Choice | None:
         """Return the checkpoint that all ranks resume from; ``None``: training starts from scratch.
@@ -88,6 +91,7 @@ class Resumer:
         Raises ``CannotResume``: the checkpoint is unknown, and the settings ask to fail then.
         """
         rank_0 = self._consensus.world.rank == 0
+        self._is_out_of_time = False
         answer: ResumeResult = self._consensus.from_rank_0(self._ask(train_call) if rank_0 else None)
         while answer.checkpoint is not None:
             reason = self._problem(answer.checkpoint, fetches=not rank_0 and self._consensus.world.local_rank == 0)
@@ -100,6 +104,10 @@ class Resumer:
                 return Choice(answer.checkpoint, folder, answer.meta, source, self._identity(folder).attempt)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
+            if not self._consensus.all_agree(not self._is_out_of_time):
+                late = f"not every node had {answer.checkpoint} in time: raise CKPT_RESUME_TIMEOUT_S, or look at its sidecar"
+                answer = ResumeResult(detail=late, known=False)
+                break
             answer = self._consensus.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
         if not answer.known:
             if self._settings.fail_without_store:
@@ -164,9 +172,13 @@ class Resumer:
             return lease.sidecar_holds(self._volume) and not self._is_here(name, train_call)
 
         self._saves.pop(name, None)
-        answer = self._client.resume(
-            name, train_call=train_call, timeout_s=timeout_s, tell=info, bar=bar(), share=share, is_awaited=is_awaited
-        )
+        until_s = time.monotonic() + timeout_s
+        try:
+            answer = self._client.resume(
+                name, train_call=train_call, timeout_s=timeout_s, tell=info, bar=bar(), share=share, is_awaited=is_awaited
+            )
+        finally:
+            self._is_out_of_time |= time.monotonic() >= until_s
         if answer.checkpoint is not None and answer.save is not None:
             self._saves[answer.checkpoint] = answer.save
         return answer
@@ -196,7 +208,7 @@ class Resumer:
         try:
             for name in self._client.older_checkpoints(step):
                 answer = self._request(name, train_call)
-                if answer.checkpoint is not None:
+                if answer.checkpoint is not None or self._is_out_of_time:
                     return answer
                 nothing = nothing if answer.known else answer
         except (SidecarAbsent, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.hook.several import ThreadConsensus, on_ranks
 from trainer_hook.contract import FINAL, META_RESTORED, META_RESTORED_BOOT, ListedFile, Marker, Node, SaveIdentity
 from trainer_hook.process.answers import ResumeResult
 from trainer_hook.process.client import Client, SidecarAbsent
+from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
 from trainer_hook.volume.checkpoint_folder import finish
@@ -138,3 +140,57 @@ def test_an_earlier_writing_of_the_same_attempt_is_not_the_committed_one(save_id
         return choice and choice.name
 
     assert on_ranks(2, choose) == [name] * 2
+
+
+class Many(Ready):
+    """Node 0 gets every step. On node 1 each request takes as long as it may."""
+
+    def __init__(self, volume: Path, *, is_there: bool, is_silent: bool) -> None:
+        super().__init__(volume, is_there=is_there)
+        self.asked: list[str] = []
+        self._is_silent = is_silent
+
+    def resume(self, checkpoint: str, **told: Any) -> ResumeResult:
+        self.asked.append(checkpoint)
+        if self._is_there:
+            return super().resume(checkpoint, **told)
+        time.sleep(told["timeout_s"])
+        if self._is_silent:
+            raise SidecarAbsent("a sidecar holds the volume, and does not answer")
+        return ResumeResult(detail="downloading", known=False)
+
+    def older_checkpoints(self, than_step: int) -> Any:
+        return (f"checkpoint-{step}" for step in range(than_step - 1, 0, -1))
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_node_that_had_no_step_in_time_is_not_waited_for_again_with_each_older_one(
+    is_silent: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All GPUs waited for the number of checkpoints in the store times CKPT_RESUME_TIMEOUT_S."""
+    write(tmp_path / "node-0", "checkpoint-20", downloaded("b"))
+    (tmp_path / "node-1").mkdir()
+
+    def choose(consensus: ThreadConsensus) -> list[str]:
+        volume, rank = tmp_path / f"node-{consensus.world.rank}", consensus.world.rank
+        client = Many(volume, is_there=rank == 0, is_silent=is_silent)
+        settings = from_environment({"CKPT_DIR": str(volume), "CKPT_RESUME_TIMEOUT_S": "0.05"})
+        assert Resumer(settings, client, consensus, missing=lambda *_, **__: []).choose(0) is None
+        return client.asked
+
+    assert on_ranks(2, choose) == [["latest"], ["checkpoint-20"]]
+    assert "FROM SCRATCH, although there may be a checkpoint to continue from: not every node had" in capsys.readouterr().err
+
+
+def test_older_steps_are_not_asked_for_after_one_that_did_not_come_in_time(tmp_path: Path) -> None:
+    """Of a single node: the newest one lacks something, and the next one does not come."""
+
+    class Slow(Many):
+        def resume(self, checkpoint: str, **told: Any) -> ResumeResult:
+            self._is_there = checkpoint == "latest"
+            return super().resume(checkpoint, **told)
+
+    client = Slow(tmp_path, is_there=True, is_silent=False)
+    settings = from_environment({"CKPT_DIR": str(tmp_path), "CKPT_RESUME_TIMEOUT_S": "0.05"})
+    assert Resumer(settings, client, RankConsensus(), missing=lambda *_, **__: ["optimizer.pt"]).choose(0) is None
+    assert client.asked == ["latest", "checkpoint-19"]

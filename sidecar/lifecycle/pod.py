@@ -14,7 +14,15 @@ from sidecar.daemon.settings import Settings
 from sidecar.lifecycle import pod_record, volume_record
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import EXIT_REPORT, TERMINATING, TRAINER_STATE, ContractError, TrainerState, parse_trainer_state
+from trainer_hook.contract import (
+    EXIT_REPORT,
+    TERMINATING,
+    TRAINER_STATE,
+    ContractError,
+    Node,
+    TrainerState,
+    parse_trainer_state,
+)
 
 LAST_REPORT = EXIT_REPORT.rpartition("/")[2]
 """File in the state directory: the trusted copy of the exit report for the next sidecar process."""
@@ -61,6 +69,8 @@ class Pod:
         """Versions of the finished checkpoints that an earlier pod left on the volume."""
         self._foreign: frozenset[str] = frozenset()
         """Versions of those that another run left there."""
+        self._nodes: dict[str, Node | None] = {}
+        """Node of those that another node of a job left there, by version."""
         self._trainer_before: bytes | None = None
         """Content of ``trainer.json`` when this process started."""
         self._trainer_of_earlier_pod: bytes | None = None
@@ -79,6 +89,7 @@ class Pod:
         report, notice = volume.read_state(LAST_REPORT, surely=True), volume.read_small(TERMINATING, surely=True)
         self._trainer_before = volume.read_small(TRAINER_STATE, surely=True)
         foreign: frozenset[str] = frozenset() if run is None else volume_record.begin(volume, run)
+        nodes = {} if run is None else volume_record.begin_node(volume, settings.node)
         # Last of those that may fail: with its record on the volume, another call would not be the pod's first.
         record, is_first_life = pod_record.begin(volume, settings.pod, now_s=self.since_s)
         ended_s, in_order = end_of(report)
@@ -87,15 +98,17 @@ class Pod:
         self._trainer_of_earlier_pod = self._trainer_before if is_first_life else None
         self._ended_in_order_at_s = ended_s if in_order else None
         self.since_s, self._booted_s, self._inherited = record.since_s, record.booted_s, record.inherited
-        # What this pod wrote is its own, also where a full volume did not take the record of its run.
+        # What this pod wrote is its own, also where a full volume did not take the records.
         self._foreign = foreign & self._inherited if settings.pod_is_unique else foreign
+        are_all = not settings.pod_is_unique
+        self._nodes = {version: node for version, node in nodes.items() if are_all or version in self._inherited}
 
     def identity(self) -> Identity:
         """Return node and attempt for markers without them. Valid once ``begin`` has run."""
         settings = self._settings
         restart = Restart(*settings.restart) if settings.restart else None
         attempt = of_pod(settings.pod, since_s=self.since_s, restart=restart)
-        return Identity(settings.node, attempt, inherited=self._inherited, foreign=self._foreign)
+        return Identity(settings.node, attempt, inherited=self._inherited, foreign=self._foreign, nodes=self._nodes)
 
     def age_s(self) -> float:
         """Return the seconds since the pod's first sidecar process began. No setting of a clock changes it."""

@@ -42,6 +42,7 @@ from trainer_hook.contract.names import META_RESTORED as META_RESTORED
 from trainer_hook.contract.names import META_RESTORED_BOOT as META_RESTORED_BOOT
 from trainer_hook.contract.names import META_RESUMED_FROM as META_RESUMED_FROM
 from trainer_hook.contract.names import META_TRAIN_CALL as META_TRAIN_CALL
+from trainer_hook.contract.names import NODES as NODES
 from trainer_hook.contract.names import PINS as PINS
 from trainer_hook.contract.names import PREEMPTED_EXIT_CODE as PREEMPTED_EXIT_CODE
 from trainer_hook.contract.names import REASONS as REASONS

@@ -23,6 +23,7 @@ TOKEN = f"{SYSTEM_DIR}/token"
 API_SOCKET = f"{SYSTEM_DIR}/api.sock"
 EXIT_REPORT = f"{SYSTEM_DIR}/exit-report.json"
 RUNS = f"{SYSTEM_DIR}/runs.json"
+NODES = f"{SYSTEM_DIR}/nodes.json"
 LOCK = f"{SYSTEM_DIR}/lock"
 """Held by the sidecar that uses the volume, with ``flock``."""
 

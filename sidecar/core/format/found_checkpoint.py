@@ -91,6 +91,14 @@ class Identity:
     """Versions of the markers that an earlier pod left on the volume."""
     foreign: frozenset[str] = frozenset()
     """Versions of the markers that another run left there."""
+    nodes: Mapping[str, Node | None] = field(default_factory=dict)
+    """Node of the markers that another node than ``node`` left there, by version: the job had another number of nodes."""
+
+    def node_of(self, marker: Marker, version: str) -> Node | None:
+        """Return the node of a marker; ``None``: one of several, their count unknown. A download is no part of a step."""
+        if marker.node is not None:
+            return marker.node
+        return self.node if restored_from(marker.meta) is not None else self.nodes.get(version, self.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,7 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
     files = _confirmed(found.files, marker)
     if (later := written_after(_times_ns(files), found.marker.mtime_ns)) is not None:
         raise ContractError(f"{later!r} was written after the marker: write the marker again")
-    node = marker.node or identity.node
+    node = identity.node_of(marker, found.marker.version)
     if node is None:
         raise ContractError("this pod is one of several and neither the marker nor CKPT_NODE_COUNT says of how many")
     if node.count > 1 and marker.attempt is None:

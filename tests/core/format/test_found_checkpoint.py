@@ -124,6 +124,17 @@ def test_one_of_several_that_nobody_says_which_is_refused_unless_its_marker_does
     assert judge(found({"node": {"index": 3, "count": 4}, "attempt": "a1"}), unknown).node == Node(3, 4)
 
 
+def test_a_marker_that_names_no_node_is_of_the_node_that_wrote_it_also_in_a_job_of_another_number_of_nodes() -> None:
+    """A part of a step counted as all of it."""
+    version = found(b"").marker.version
+    alone = Identity(Node(), "pod-uid", nodes={version: Node(0, 3)})
+    assert judge(found({"attempt": "a1"}), alone).node == Node(0, 3)
+    assert "has no attempt" in refusal(found(b""), alone)
+    assert judge(found({"attempt": "a1", "node": {"index": 1, "count": 2}}), alone).node == Node(1, 2)
+    assert judge(found({"attempt": "a1", "meta": {"restored": "0123456789abcdef"}}), alone).node == Node(), "no part of it"
+    assert "CKPT_NODE_COUNT" in refusal(found({"attempt": "a1"}), Identity(Node(), "pod-uid", nodes={version: None}))
+
+
 @given(strategies.nodes())
 def test_only_a_lone_node_may_leave_out_the_attempt(node: Node) -> None:
     identity = Identity(node, "pod-uid")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,32 @@ def test_after_a_resume_from_an_older_step_a_node_0_whose_clock_is_behind_hides_
             assert [running.resume("checkpoint-10")["state"] for running in nodes] == ["ready"] * 2, "40 did not load"
             save(20, behind, *nodes)
             assert [running.status()["newest_durable_step"] for running in nodes] == [20] * 2
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_of_fewer_nodes_takes_its_parts_of_a_step_for_no_whole_step(place: Place, tmp_path: Path, nodes: int) -> None:
+    """The markers name no node, and the volumes outlived the job of three: the step was committed without the third part."""
+
+    def job(count: int) -> list[dict[str, str]]:
+        uid = "POD_UID"
+        return [of_node(place, index) | {"CKPT_NODE_COUNT": str(count), uid: f"{index}-{count}"} for index in range(count)]
+
+    with ExitStack() as stack:
+        three = [stack.enter_context(sidecar(tmp_path / str(index), its)) for index, its in enumerate(job(3))]
+        for running in three:
+            write_checkpoint(running.ready().volume, "checkpoint-10", {f"part-{running.volume.name}": b"10"}, MARKER)
+        for running in three:
+            running.committed("checkpoint-10")
+        for running in three[:2]:
+            write_checkpoint(running.volume, "checkpoint-20", {f"part-{running.volume.name}": b"20"}, MARKER)
+            until(lambda of=running: "checkpoint-20" in uploaded(of))
+        for running in three:
+            running.kill()
+    with ExitStack() as stack:
+        fewer = [stack.enter_context(sidecar(tmp_path / str(index), its)) for index, its in enumerate(job(nodes))]
+        for running in fewer:
+            running.ready()
+            until(lambda of=running: "checkpoint-20" in uploaded(of))
+        assert fewer[0].resume()["checkpoint"] == "checkpoint-10"
+        assert keys.commit("checkpoint-20") not in place.keys("checkpoint-20/")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_hook.contract import ContractError, SaveIdentity, is_checkpoint_name, parse_identity
+from trainer_hook.contract import ContractError, SaveIdentity, is_checkpoint_name, parse_identity, step_of
 from trainer_hook.contract.typed_json import number, typed
 
 
@@ -28,7 +28,7 @@ class ResumeResult:
     """The writing of the step; ``None``: an older sidecar does not say."""
 
 
-def required(answer: dict[str, Any], name: str) -> dict[str, Any]:
+def required(answer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return an answer that has a field, as each answer of the sidecar to this call does: ``{}`` is another program's."""
     if answer.get(name) is None:
         raise _unlike(f"it has no {name}")
@@ -44,15 +44,26 @@ def objects(answer: Mapping[str, Any], name: str, *, named_by: str) -> list[dict
 
 
 def missing(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the checkpoints that a flush is still missing: at least one."""
+    """Return the checkpoints that a flush is still missing, at least one."""
     found = objects(answer, "missing", named_by="checkpoint")
-    if not found:  # of a proxy, whose time was over
-        raise _unlike("nothing is missing")
+    if not found:
+        raise _unlike("it has no missing")
     for each in found:
         for name in ("state", "reason"):
             _of_type(each, name, str)
         _check_numbers(each, "sent_bytes", "size_bytes")
     return found
+
+
+def durable(answer: Mapping[str, Any]) -> list[str]:
+    """Return the checkpoints that are durable, by the answer to a flush that is missing none."""
+    return texts(required(answer, "durable"), "durable")
+
+
+def steps_before(answer: Mapping[str, Any], step: int) -> list[int]:
+    """Return the lower steps among the checkpoints of an answer, newest first."""
+    names = [each["name"] for each in objects(required(answer, "checkpoints"), "checkpoints", named_by="name")]
+    return sorted((older for name in names if (older := step_of(name)) is not None and older < step), reverse=True)
 
 
 def texts(answer: Mapping[str, Any], name: str) -> list[str]:
@@ -63,10 +74,16 @@ def texts(answer: Mapping[str, Any], name: str) -> list[str]:
     return found
 
 
+RUNNING = ("idle", "choosing", "downloading")
+_STATES = (*RUNNING, "ready", "none", "failed")
+
+
 def resume_progress(answer: dict[str, Any]) -> dict[str, Any]:
     """Return the progress of a resume as it is."""
-    for name in ("state", "id", "checkpoint", "source", "detail"):
-        _of_type(required(answer, name) if name == "state" else answer, name, str)
+    if answer.get("state") not in _STATES:
+        raise _unlike(f"a resume is never {str(answer.get('state'))[:60]!r}")
+    for name in ("id", "checkpoint", "source", "detail"):
+        _of_type(answer, name, str)
     _of_type(answer, "meta", dict)
     objects(answer, "passed_over", named_by="checkpoint")
     _check_numbers(answer, "done_bytes", "total_bytes")

@@ -9,20 +9,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from trainer_hook.contract import TOKEN, step_of
+from trainer_hook.contract import TOKEN, checkpoint_name
 from trainer_hook.process.answers import (
+    RUNNING,
     ResumeResult,
+    durable,
     missing,
-    objects,
     progress_text,
     required,
     resume_progress,
     resume_result,
+    steps_before,
     texts,
 )
 from trainer_hook.process.progress_bar import Bar
+
+T = TypeVar("T")
 
 ABSENT_AFTER_S = 30.0
 """A sidecar that refuses connections for this long is absent."""
@@ -36,6 +40,7 @@ _NO_TOKEN = "none"  # noqa: S105 - the name of its absence
 _WAITS_FOR_EARLIER = "waiting for the sidecar: an earlier pod's still uses the volume, or CKPT_API_PORT is not its port"
 _GATEWAY_TIMEOUT = 504
 _UNPROCESSABLE = 422
+_SERVICE_UNAVAILABLE = 503
 _PAGE = 20
 """Checkpoints of the store asked for at once: the newest is nearly always usable."""
 
@@ -55,7 +60,7 @@ class FlushResult:
 
 
 class Client:
-    """One connection per call. Methods other than ``resume`` raise ``OSError`` without a valid answer."""
+    """One connection per call. ``flush``, ``make_room`` and ``degraded`` raise ``OSError`` without a valid answer."""
 
     def __init__(self, url: str, volume: Path) -> None:
         self._url = url
@@ -91,7 +96,7 @@ class Client:
         ask = functools.partial(self._ask_to_resume, body, until_s=until_s, tell=tell, is_awaited=is_awaited)
         progress = ask()
         reported_s = time.monotonic()
-        while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
+        while progress["state"] in RUNNING and time.monotonic() < until_s:
             if not is_wanted(progress):
                 progress = {"state": "none"}
                 break
@@ -115,8 +120,8 @@ class Client:
         """Wait until all finished checkpoints are durable, or the time is over."""
         status, answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
         if status == _GATEWAY_TIMEOUT:
-            return FlushResult(missing=tuple(missing(required(answer, "missing"))))
-        return FlushResult(durable=tuple(texts(required(_expect_success(status, answer), "durable"), "durable")))
+            return FlushResult(missing=tuple(missing(answer)))
+        return FlushResult(durable=tuple(durable(_expect_success(status, answer))))
 
     def make_room(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
         """Have durable checkpoints deleted from the volume until this much is free. Returns their names."""
@@ -128,15 +133,30 @@ class Client:
         state = required(_expect_success(*self._call("GET", "/v1/status", None, timeout_s=10)), "degraded")
         return str(state.get("degraded_reason")) if state.get("degraded") else None
 
-    def older_checkpoints(self, than_step: int) -> Iterator[str]:
-        """Yield committed checkpoints before a step, newest first."""
-        while True:
+    def older_checkpoints(
+        self,
+        than_step: int,
+        *,
+        timeout_s: float,
+        tell: Callable[[str], None],
+        is_awaited: Callable[[], bool] = lambda: False,
+    ) -> Iterator[str]:
+        """Yield committed checkpoints before a step, newest first; arguments and absence as of ``resume``.
+
+        A store that cannot be reached now is waited for until ``timeout_s``.
+        """
+        until_s, is_store_away = time.monotonic() + timeout_s, False
+
+        def ask() -> list[int]:
+            nonlocal is_store_away
             path = f"/v1/checkpoints?where=store&before_step={than_step}&limit={_PAGE}"
-            answer = _expect_success(*self._call("GET", path, None, timeout_s=60))
-            names = [each["name"] for each in objects(required(answer, "checkpoints"), "checkpoints", named_by="name")]
-            steps = {step: name for name in names if (step := step_of(name)) is not None}
-            older = sorted((step for step in steps if step < than_step), reverse=True)
-            yield from (steps[step] for step in older)
+            status, content = self._call("GET", path, None, timeout_s=60)
+            is_store_away = status == _SERVICE_UNAVAILABLE
+            return steps_before(_expect_success(status, content), than_step)
+
+        while True:
+            older = self._patiently(ask, until_s=until_s, tell=tell, is_awaited=lambda: is_store_away or is_awaited())
+            yield from map(checkpoint_name, older)
             if len(older) < _PAGE:
                 return
             than_step = older[-1]
@@ -144,16 +164,36 @@ class Client:
     def _ask_to_resume(
         self, body: dict[str, Any], *, until_s: float, tell: Callable[[str], None], is_awaited: Callable[[], bool]
     ) -> Any:
-        began_s, origin = time.monotonic(), {"asked_by": "trainer"}
+        origin = {"asked_by": "trainer"}
+
+        def ask() -> Any:
+            status, content = self._call("POST", "/v1/resume", body | origin, timeout_s=10)
+            if status == _UNPROCESSABLE and origin:  # an older sidecar, without this field
+                origin.clear()
+                status, content = self._call("POST", "/v1/resume", body, timeout_s=10)
+            return resume_progress(_expect_success(status, content))
+
+        return self._patiently(ask, until_s=until_s, tell=tell, is_awaited=is_awaited, still=_WAITS_FOR_EARLIER)
+
+    def _patiently(
+        self,
+        ask: Callable[[], T],
+        *,
+        until_s: float,
+        tell: Callable[[str], None],
+        is_awaited: Callable[[], bool],
+        still: str | None = None,
+    ) -> T:
+        """Return the answer to a question that is asked again after each error: the sidecar may be starting again.
+
+        ``still``: told when an absent sidecar is awaited. Raises ``SidecarAbsent`` as ``resume``.
+        """
+        began_s = time.monotonic()
         patience_s = ABSENT_AFTER_S if self._patience_s is None else self._patience_s
         told_after_s = TOLD_AFTER_S
         while True:
             try:
-                status, content = self._call("POST", "/v1/resume", body | origin, timeout_s=10)
-                if status == _UNPROCESSABLE and origin:  # an older sidecar, without this field
-                    origin = {}
-                    continue
-                answer = resume_progress(_expect_success(status, content))
+                answer = ask()
                 self._patience_s = None
                 return answer
             except OSError as error:
@@ -162,7 +202,8 @@ class Client:
                     self._patience_s = ABSENT_STILL_AFTER_S
                     raise SidecarAbsent(f"no sidecar of this volume answers at {self._url} ({error})") from None
                 if silent_s > told_after_s:
-                    tell(_WAITS_FOR_EARLIER if silent_s > patience_s else f"waiting for the sidecar at {self._url} ({error})")
+                    waiting = f"waiting for the sidecar at {self._url} ({error})"
+                    tell(still if silent_s > patience_s and still is not None else waiting)
                     told_after_s = patience_s if silent_s <= patience_s else float("inf")
                 time.sleep(_RETRY_S)
 
@@ -184,7 +225,7 @@ class Client:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                with contextlib.suppress(ValueError, RecursionError):
+                with contextlib.suppress(ValueError, RecursionError, http.client.HTTPException):  # the status counts alone
                     content = json.loads(error.read())
                     return error.code, content if isinstance(content, dict) else {}
                 return error.code, {}

@@ -204,23 +204,32 @@ class Resumer:
         return answer
 
     def _ask_older(self, refused: ResumeResult, train_call: int) -> ResumeResult:
-        step, nothing = contract.step_of(refused.checkpoint or "") or 0, ResumeResult()
+        step, unknown = contract.step_of(refused.checkpoint or "") or 0, None
+
+        def is_awaited() -> bool:
+            return lease.sidecar_holds(self._volume) and self._newest_local(train_call, before_step=step) is None
+
+        timeout_s = self._settings.resume_timeout_s
         try:
-            for name in self._client.older_checkpoints(step):
+            for name in self._client.older_checkpoints(step, timeout_s=timeout_s, tell=info, is_awaited=is_awaited):
                 answer = self._request(name, train_call)
                 if answer.checkpoint is not None or self._is_out_of_time:
                     return answer
-                nothing = nothing if answer.known else answer
-        except (SidecarAbsent, OSError) as error:
-            return ResumeResult(detail=str(error), known=False)
-        return nothing
+                unknown = unknown if answer.known else str(answer.detail)
+        except SidecarAbsent as absent:
+            unknown = str(absent)
+        return ResumeResult() if unknown is None else self._local(train_call, unknown, before_step=step)
 
-    def _newest_local(self, train_call: int | None) -> LocalCheckpoint | None:
-        """Return the newest whole checkpoint on the volume that has no parts on other nodes, and no reason against it."""
+    def _newest_local(self, train_call: int | None, before_step: int | None = None) -> LocalCheckpoint | None:
+        """Return the newest whole checkpoint on the volume that has no parts on other nodes, and no reason against it.
+
+        ``before_step``: only lower steps; ``None``: all.
+        """
         usable = [
             c
             for c in finished_on(self._volume)
-            if contract.step_of(c.name) is not None
+            if (step := contract.step_of(c.name)) is not None
+            and (before_step is None or step < before_step)
             and contract.META_PARTIAL not in c.marker.meta
             and (c.marker.node is None or c.marker.node.count == 1)
             and contract.train_call_of(c.marker.meta) == train_call
@@ -234,11 +243,11 @@ class Resumer:
                 warn(f"{newest.name} is not used: {reason}")
         return None
 
-    def _local(self, train_call: int, why: str) -> ResumeResult:
-        newest = self._newest_local(train_call)
+    def _local(self, train_call: int, why: str, before_step: int | None = None) -> ResumeResult:
+        newest = self._newest_local(train_call, before_step)
         if newest is None or self._settings.fail_without_store:
             return ResumeResult(detail=why, known=False)
-        warn(f"{why}; continues from {newest.name}, the newest on the volume")
+        warn(f"{why}; continues from {newest.name}, the newest usable one on the volume")
         return ResumeResult(newest.name, "local", meta=dict(newest.marker.meta), known=False)
 
     def _identity(self, folder: Path | None) -> contract.SaveIdentity:

@@ -31,6 +31,10 @@ def resume(answers: Answers, volume: Path, *, timeout_s: float = 5.0, train_call
     return Client(answers.url, volume).resume("latest", train_call=train_call, timeout_s=timeout_s, tell=said.append)
 
 
+def older(client: Client, than_step: int) -> list[str]:
+    return list(client.older_checkpoints(than_step, timeout_s=5, tell=print))
+
+
 def in_turn(*answered: Any) -> Callable[[Any], Any]:
     """ResumeResult one after the other, the last one for ever."""
     left = list(answered)
@@ -125,9 +129,11 @@ def test_nobody_there_is_absent_after_a_while(volume: Path) -> None:
     with pytest.raises(SidecarAbsent, match=re.escape(client._url)):
         client.resume("latest", train_call=0, timeout_s=60, tell=print)
     assert 0.3 <= time.monotonic() - began_s < 5
-    for call in (lambda: client.flush(timeout_s=1), client.degraded, lambda: list(client.older_checkpoints(5))):
+    for call in (lambda: client.flush(timeout_s=1), client.degraded):
         with pytest.raises(OSError, match="refused"):
             call()
+    with pytest.raises(SidecarAbsent, match="refused"):
+        older(client, 5)
 
 
 def test_one_that_was_absent_is_waited_for_only_shortly_the_next_time(
@@ -167,14 +173,18 @@ def test_garbage_is_never_taken_for_an_answer(garbage: Any, answers: Answers, vo
     client = Client(answers.url, volume)
     with pytest.raises(SidecarAbsent):
         resume(answers, volume)
-    for ask in (lambda: client.flush(timeout_s=1), client.degraded, lambda: list(client.older_checkpoints(5))):
+    with pytest.raises(SidecarAbsent):
+        older(client, 5)
+    for ask in (lambda: client.flush(timeout_s=1), client.degraded):
         with pytest.raises(OSError, match=r"."):
             ask()
 
 
-def test_a_state_that_is_not_known_is_not_an_answer(answers: Answers, volume: Path) -> None:
-    answers.by_call["POST /v1/resume"] = (202, {"state": "melting"})
-    assert not resume(answers, volume).known
+@pytest.mark.parametrize("state", [None, "melting", 7])
+def test_a_state_that_is_not_known_is_not_an_answer(state: Any, answers: Answers, volume: Path) -> None:
+    answers.by_call["POST /v1/resume"] = (202, {"state": state})
+    with pytest.raises(SidecarAbsent):
+        resume(answers, volume)
 
 
 def test_a_sidecar_that_starts_late_or_restarts_is_waited_for(
@@ -233,7 +243,7 @@ def test_degraded_gives_its_reason(answers: Answers, volume: Path) -> None:
 def test_older_checkpoints_are_named_newest_first(answers: Answers, volume: Path) -> None:
     known = [{"name": f"checkpoint-{n}", "step": n} for n in (5, 30, 20, 10)] + [{"name": "final", "step": None}]
     answers.by_call["GET /v1/checkpoints"] = (200, {"checkpoints": known})
-    assert list(Client(answers.url, volume).older_checkpoints(20)) == ["checkpoint-10", "checkpoint-5"]
+    assert older(Client(answers.url, volume), 20) == ["checkpoint-10", "checkpoint-5"]
 
 
 def test_many_older_checkpoints_are_asked_for_in_pages(answers: Answers, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,10 +261,10 @@ def test_many_older_checkpoints_are_asked_for_in_pages(answers: Answers, volume:
         return real(method, path, body, timeout_s=timeout_s)
 
     monkeypatch.setattr(client, "_call", call)
-    older = client.older_checkpoints(435)
-    assert next(older) == "checkpoint-430"
+    found = client.older_checkpoints(435, timeout_s=5, tell=pytest.fail)
+    assert next(found) == "checkpoint-430"
     assert len(pages) == 1, "the next page is asked for only where all of this one was refused"
-    assert list(older) == [f"checkpoint-{step}" for step in range(420, -1, -10)]
+    assert list(found) == [f"checkpoint-{step}" for step in range(420, -1, -10)]
     assert len(pages) == 3
 
 
@@ -295,7 +305,6 @@ def test_json_of_another_form_is_no_answer_to_a_resume(content: Any, answers: An
         ("flush", {}),
         ("flush", {"missing": []}),
         ("room", {}),
-        ("checkpoints", {}),
         ("flush", {"missing": 5}),
         ("flush", {"missing": [1]}),
         ("flush", {"missing": [{}]}),
@@ -305,6 +314,7 @@ def test_json_of_another_form_is_no_answer_to_a_resume(content: Any, answers: An
         ("durable", {"durable": [5]}),
         ("room", {"deleted": 5}),
         ("room", {"deleted": [5]}),
+        ("checkpoints", {}),
         ("checkpoints", {"checkpoints": 5}),
         ("checkpoints", {"checkpoints": [1]}),
         ("checkpoints", {"checkpoints": [{"step": 1}]}),
@@ -322,9 +332,9 @@ def test_json_of_another_form_is_no_answer_to_any_call(call: str, content: Any, 
         "flush": lambda: client.flush(timeout_s=1),
         "durable": lambda: client.flush(timeout_s=1),
         "room": lambda: client.make_room(1, timeout_s=5),
-        "checkpoints": lambda: list(client.older_checkpoints(5)),
+        "checkpoints": lambda: older(client, 5),
     }
-    with pytest.raises(OSError, match="not an answer of the sidecar"):
+    with pytest.raises((OSError, SidecarAbsent), match="not an answer of the sidecar"):
         calls[call]()
 
 

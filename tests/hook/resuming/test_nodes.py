@@ -35,7 +35,7 @@ class Ready(Client):
             raise SidecarAbsent("no sidecar answers")
         return ResumeResult("checkpoint-20" if checkpoint == "latest" else checkpoint, "store", save=self._save)
 
-    def older_checkpoints(self, than_step: int) -> Any:
+    def older_checkpoints(self, than_step: int, **_: Any) -> Any:
         return iter(["checkpoint-10"] if than_step > 10 else [])
 
 

@@ -31,7 +31,7 @@ def chosen(volume: Path, name: str, content: str, **more: Any) -> str | None:
             (folder / name).write_text(content)
         finish(folder, Marker(step=step, files=(ListedFile("model", 7),)))
     client = Asked(volume)
-    client.older_checkpoints = lambda than_step: iter([])  # type: ignore[method-assign]
+    client.older_checkpoints = lambda than_step, **_: iter([])  # type: ignore[method-assign]
     settings = from_environment({"CKPT_DIR": str(volume)})
     choice = Resumer(settings, client, RankConsensus(), missing=none_missing, **more).choose(0)
     return choice.name if choice else None

@@ -141,6 +141,36 @@ def test_a_start_from_scratch_beside_a_committed_checkpoint_is_said_in_capitals_
         choose(CKPT_ON_STORE_FAILURE="fail")
 
 
+class Leaving(Client):
+    """A sidecar that has the newest checkpoint, and is absent from then on."""
+
+    def resume(self, checkpoint: str, **_: Any) -> ResumeResult:
+        return ResumeResult("checkpoint-10", "store")
+
+
+def test_without_a_sidecar_an_older_checkpoint_on_the_volume_is_used_where_the_newest_is_not_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar that was started again at this instant cost all progress."""
+    monkeypatch.setattr(client_module, "ABSENT_AFTER_S", 0.1)
+    for step in (5, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        finish(tmp_path / f"checkpoint-{step}", Marker(step=step))
+
+    def check(folder: Path) -> None:
+        if folder.name == "checkpoint-10":
+            raise OSError("it lacks a file")
+
+    def choose(**settings: str) -> Any:
+        read = from_environment(settings | {"CKPT_DIR": str(tmp_path)})
+        client = Leaving(f"http://127.0.0.1:{free_port()}", tmp_path)
+        return Resumer(read, client, RankConsensus(), missing=none_missing, check=check).choose(0)
+
+    assert choose().name == "checkpoint-5"
+    with pytest.raises(SystemExit):
+        choose(CKPT_ON_STORE_FAILURE="fail")
+
+
 @pytest.mark.parametrize(("nodes", "meta", "is_usable"), [(1, {}, True), (2, {}, False), (2, {META_RESTORED: "0" * 16}, True)])
 def test_what_only_this_nodes_ranks_wrote_is_not_all_that_they_read(
     nodes: int, meta: dict[str, Any], is_usable: bool, tmp_path: Path

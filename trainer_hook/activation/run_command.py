@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer_hook.activation.boot import RUN_PID, SHUTDOWN_TIMEOUT, give_workers_the_grace_period
 from trainer_hook.process.log import warn
 from trainer_hook.process.settings import SettingError, Settings, from_environment
+from trainer_hook.volume.publish import is_there
 
 LAUNCHER_KILL_S = 30.0
 INJECT = Path(__file__).resolve().parent / "inject"
@@ -62,7 +63,7 @@ def run(command: Sequence[str]) -> int:
         return _fail(str(error), EXIT_CONFIGURATION)
     if not command:
         return _fail("nothing to run: python -m trainer_hook run -- python train.py", EXIT_CONFIGURATION)
-    if not settings.dir.is_dir():
+    if not is_there(settings.dir):
         is_set = bool(os.environ.get("CKPT_DIR", "").strip())
         where, or_set = ("", "") if is_set else (" (the default)", ", or set CKPT_DIR")
         no_volume = f"CKPT_DIR={settings.dir}{where} is not a directory: mount the shared volume there{or_set}"

@@ -25,7 +25,7 @@ from trainer_hook.process.settings import Settings, from_environment, ignored_se
 from trainer_hook.process.signals import StopSignal, exit_now
 from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.volume import lease
-from trainer_hook.volume.publish import make_system_folders, publish
+from trainer_hook.volume.publish import is_there, make_system_folders, publish
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ def session_of_saves() -> Session | None:
         SettingError: A variable is invalid.
     """
     global _current
-    if _current is None and (settings := from_environment(os.environ)).dir.is_dir():
+    if _current is None and is_there((settings := from_environment(os.environ)).dir):
         _current = open_session(settings)
     return known_session()
 
@@ -237,7 +237,7 @@ def session_from_environment() -> Session | None:
     """
     global _current
     settings = from_environment(os.environ)
-    if settings.dir.is_dir():
+    if is_there(settings.dir):
         if _current is None or _current.pid != os.getpid():  # forked: a process of its own that trains
             _current = open_session(settings)
         _current.listen()

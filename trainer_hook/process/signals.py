@@ -330,8 +330,11 @@ class StopSignal:
         path = self._volume / contract.TERMINATING
         try:
             notice, written_s = contract.parse_notice(path.read_bytes()), path.stat().st_mtime
-        except OSError as error:
-            self._was_absent |= isinstance(error, FileNotFoundError) and path.parent.is_dir()  # not a volume that is away
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):
+                self._was_absent |= path.parent.is_dir()  # not a volume that is away
+            return
+        except OSError:
             return
         # An older notice was for an earlier process.
         if self._was_absent or (contract.epoch_seconds(notice.at) if notice.at else written_s) >= self._started_s:

@@ -45,6 +45,16 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
             os.close(folder)
 
 
+def is_there(volume: Path) -> bool:
+    """Whether the volume is mounted. True also where that cannot be seen now: the error may pass."""
+    try:
+        return stat.S_ISDIR(volume.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
 def make_system_folders(volume: Path) -> None:
     """Create the folders that both containers write to, writable for a sidecar of another user in this group.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from trainer_hook.contract import LEASES, SYSTEM_DIR
 from trainer_hook.volume import publish as publishing
-from trainer_hook.volume.publish import make_system_folders, publish
+from trainer_hook.volume.publish import is_there, make_system_folders, publish
 
 
 def names(folder: Path) -> list[str]:
@@ -89,3 +90,20 @@ def test_the_folder_of_this_system_is_open_to_its_group_whoever_makes_it(volume:
         os.umask(before)
     assert (volume / SYSTEM_DIR).stat().st_mode & 0o2775 == 0o2775
     assert (volume / LEASES).stat().st_mode & 0o2777 == 0o2777
+
+
+@pytest.mark.parametrize(
+    ("number", "there"), [(errno.ENOENT, False), (errno.ENOTDIR, False), (errno.EIO, True), (errno.ESTALE, True)]
+)
+def test_an_error_that_may_pass_is_no_missing_volume(
+    number: int, there: bool, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training ended at its start, or trained without the hook, while the other ranks waited for it."""
+
+    def failing(path: Any, **_: Any) -> Any:
+        raise OSError(number, os.strerror(number), path)
+
+    assert is_there(volume)
+    assert not is_there(volume / "unmounted")
+    monkeypatch.setattr(Path, "stat", failing)
+    assert is_there(volume) is there

@@ -46,7 +46,7 @@ class BestModel:
         if not self._trainer.args.load_best_model_at_end or not step:
             return
         own = state.best_model_checkpoint
-        self._is_on_volume = not self._agree(own is not None and Path(own).is_dir())
+        self._is_on_volume = not self._agree(own is not None and _is_here(Path(own)))
         if self._is_on_volume:
             state.best_model_checkpoint = str(self._volume / self._name_of(step))
 
@@ -69,7 +69,7 @@ class BestModel:
         if self._is_on_volume:
             best = self._volume / self._name_of(state.best_global_step)
             state.best_model_checkpoint = str(best)
-        is_there = self._agree(best.is_dir()) and self._resumer.is_same_on_all(best)
+        is_there = self._agree(_is_here(best)) and self._resumer.is_same_on_all(best)
         if is_there and self._agree(self._resumer.is_usable(best.name)):
             return True
         info(f"fetches {best.name}, the best model")
@@ -78,4 +78,12 @@ class BestModel:
             return True
         warn(f"the best model, {best.name}, cannot be fetched ({reason}): training ends with the last weights")
         state.best_model_checkpoint = None
+        return False
+
+
+def _is_here(folder: Path) -> bool:
+    """Whether a folder is there and can be seen now: an error on one rank would leave the others waiting."""
+    try:
+        return folder.is_dir()
+    except OSError:
         return False

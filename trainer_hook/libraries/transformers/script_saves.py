@@ -92,12 +92,11 @@ class ScriptSaves:
 def leave_final(volume: Path, folder: Path) -> None:
     """Leave ``final/`` to a script that saves a model there. The sidecar holds the files of ours by hard links."""
     final = volume / FINAL
-    if os.path.realpath(folder) == os.path.realpath(final) and (final / MARKER).exists():
-        with contextlib.suppress(OSError):
-            empty(final)
-        info(
-            "the script saves a model in final/: that one is not published; name its folder otherwise, or write final/.complete"
-        )
+    with contextlib.suppress(OSError):
+        if os.path.realpath(folder) != os.path.realpath(final) or not (final / MARKER).exists():
+            return
+        empty(final)
+    info("the script saves a model in final/: that one is not published; name its folder otherwise, or write final/.complete")
 
 
 def _link(source: Path, target: Path) -> None:

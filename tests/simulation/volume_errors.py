@@ -1,4 +1,4 @@
-"""Lets one call of the sidecar to its volume fail, in a schedule of whole pods."""
+"""Lets one call of the sidecar, or of the hook, to its volume fail."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ FRAMES = 3
 
 
 class FailingCall:
-    """Counts the sidecar's calls to its volume, and lets the ``which``-th one fail; ``None``: none."""
+    """Counts the calls to a volume, and lets the ``which``-th one fail; ``None``: none. ``below``: its path begins so."""
 
-    def __init__(self, which: int | None, number: int) -> None:
+    def __init__(self, which: int | None, number: int, *, below: str = VOLUMES) -> None:
+        self._below = below
         self.count = 0
         self.places: dict[str, list[int]] = defaultdict(list)
-        """Numbers of the calls by where the sidecar made them."""
+        """Numbers of the calls by where they were made."""
         self.failed: str | None = None
         """Where the call was made that failed."""
         self._which = which
@@ -44,7 +45,7 @@ class FailingCall:
 
     def _failing(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(of: Any, *arguments: Any, **options: Any) -> Any:
-            is_on_volume = options.keys() & {"dir_fd", "src_dir_fd"} or _path(of).startswith(VOLUMES)
+            is_on_volume = options.keys() & {"dir_fd", "src_dir_fd"} or _path(of).startswith(self._below)
             if is_on_volume and (frames := _frames_of_sidecar()):
                 self.count += 1
                 self.places[f"{name} <- {' <- '.join(frames)}"].append(self.count)

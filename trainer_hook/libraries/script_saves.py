@@ -266,7 +266,7 @@ class _ScriptSave:
                 self._over.set()
                 return True
             self._published = files
-            self._records.clear(self._name)
+            self._records.finished(self._name)
         info(f"published {self._name}, which the script saved" + ("" if before is None else ", anew: it has added files"))
         return True
 

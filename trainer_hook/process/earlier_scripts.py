@@ -6,7 +6,7 @@ begins to count anew, as its scripts run in the same order.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
 import sys
@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer_hook.contract import BOOT_ID, LEASES, encode_json
+from trainer_hook.process.log import warn
 from trainer_hook.volume.publish import publish
+from trainer_hook.volume.retry import retried
 
 _FILE = f"{LEASES}/scripts.json"
 
@@ -38,12 +40,15 @@ def last_ended(volume: Path) -> Ended:
 
 
 def record(volume: Path, *, calls: int, steps: int, attempt: str) -> None:
-    """Record that a ``train()`` call of this script has ended. A full volume is ignored."""
+    """Record that a ``train()`` call of this script has ended."""
     script, container = _this_script(), _container()
     if script and container:
         scripts = [*_up_to(script, _read(volume, container)), Ended(script, calls, steps, attempt)]
-        with contextlib.suppress(OSError):
-            publish(volume / _FILE, encode_json({"container": container, "scripts": [asdict(each) for each in scripts]}))
+        content = encode_json({"container": container, "scripts": [asdict(each) for each in scripts]})
+        try:
+            retried(functools.partial(publish, volume / _FILE, content))
+        except OSError as error:
+            warn(f"{volume / _FILE} cannot be written ({error}): a next script here takes this one's checkpoints for its own")
 
 
 def _up_to(script: str, ended: list[Ended]) -> list[Ended]:
@@ -53,7 +58,7 @@ def _up_to(script: str, ended: list[Ended]) -> list[Ended]:
 
 def _read(volume: Path, container: str) -> list[Ended]:
     try:
-        content = json.loads((volume / _FILE).read_bytes())
+        content = json.loads(retried((volume / _FILE).read_bytes))
         if content["container"] != container:
             return []
         return [Ended(str(e["script"]), int(e["calls"]), int(e["steps"]), str(e["attempt"])) for e in content["scripts"]]

@@ -25,7 +25,8 @@ from trainer_hook.process.settings import Settings, from_environment, ignored_se
 from trainer_hook.process.signals import StopSignal, exit_now
 from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.volume import lease
-from trainer_hook.volume.publish import is_there, make_system_folders, publish
+from trainer_hook.volume.publish import is_there, make_system_folders, publish, publish_awaited
+from trainer_hook.volume.retry import retried
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ class Session:
         """Take this rank's lease for an attempt."""
         try:
             is_new = self.world is None or self.world.rank != world.rank
-            if is_new and not lease.hold(self.settings.dir, world.rank):
+            if is_new and not retried(functools.partial(lease.hold, self.settings.dir, world.rank)):
                 warn(f"another process holds the lease of rank {world.rank} in {self.settings.dir}: one job per volume")
         except OSError as error:
             warn(f"no lease ({error}): the sidecar cannot see that rank {world.rank} is alive")
@@ -133,7 +134,10 @@ class Session:
         self.origin = {key: value for key, value in origin.items() if value is not None}
 
     def tell_state(self, state: str, step: int) -> None:
-        """Write ``trainer.json``, once per node. A full volume is ignored."""
+        """Write ``trainer.json``, once per node. Errors are ignored; only ``running`` is told again.
+
+        A classic sidecar ends its pod by ``succeeded``.
+        """
         self.last_step = step
         if self.world is None or self.world.local_rank != 0:
             return
@@ -150,8 +154,9 @@ class Session:
             total_steps=self.progress.total_steps,
             loss=self.progress.loss,
         )
+        write = publish if state == "running" else publish_awaited
         with contextlib.suppress(OSError):
-            publish(self.settings.dir / TRAINER_STATE, encode_trainer_state(content))
+            write(self.settings.dir / TRAINER_STATE, encode_trainer_state(content))
 
     def at_exit(self) -> None:
         """Run at exit: after success, wait until all checkpoints are durable, because the pod ends with this process."""

@@ -286,9 +286,11 @@ class StopSignal:
     def _write_notice(self) -> None:
         # Thread and handler may both write the same content: the first one may be interrupted by the exit of the process.
         if (notice := self._notice) is not None:
-            with contextlib.suppress(OSError):
-                if self.is_training or not is_below_trainer(self._volume):
-                    publish(self._volume / contract.TERMINATING, notice)
+            if self.is_training or not is_below_trainer(self._volume):
+                for content in (notice, b""):  # after an error, such as of a full volume: an empty file is a notice, too
+                    with contextlib.suppress(OSError):
+                        publish(self._volume / contract.TERMINATING, content)
+                        break
             self._notice = None
 
     def wait_for_trainers(self, *, tell: bool, ranks: bool = False) -> None:

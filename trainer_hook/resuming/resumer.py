@@ -189,7 +189,16 @@ class Resumer:
             return not self._settings.fail_without_store and self._newest_local(train_call) is not None
         marker = _marker(self._volume / name)
         is_whole = bool(marker.files) and contract.META_PARTIAL not in marker.meta
-        return is_whole and reason_not_to_use(self._volume, LocalCheckpoint(name, marker), of_other_runs(self._volume)) is None
+        others = self._of_other_runs() if is_whole else None
+        return others is not None and reason_not_to_use(self._volume, LocalCheckpoint(name, marker), others) is None
+
+    def _of_other_runs(self) -> frozenset[str] | None:
+        """Return ``of_other_runs``; ``None``: it is unknown, and no checkpoint is used without a sidecar."""
+        try:
+            return of_other_runs(self._volume)
+        except OSError as error:
+            warn(f"no checkpoint on the volume is used: it is unknown which ones another run left ({error})")
+            return None
 
     def _ask(self, train_call: int) -> ResumeResult:
         try:
@@ -234,7 +243,8 @@ class Resumer:
             and (c.marker.node is None or c.marker.node.count == 1)
             and contract.train_call_of(c.marker.meta) == train_call
         ]
-        others = of_other_runs(self._volume)
+        if not usable or (others := self._of_other_runs()) is None:
+            return None
         for newest in sorted(usable, key=lambda c: contract.step_of(c.name) or 0, reverse=True):
             if (reason := reason_not_to_use(self._volume, newest, others)) is None:
                 return newest

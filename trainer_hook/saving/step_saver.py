@@ -19,7 +19,7 @@ from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.partial_saves import PartialSaves
 from trainer_hook.saving.schedule import surplus
 from trainer_hook.saving.sharded_failures import sharded_failures
-from trainer_hook.volume.checkpoint_folder import check_writable, finish, finished_on, listed_files, remove
+from trainer_hook.volume.checkpoint_folder import check_writable, finish, finished_on, listed_files, remove, remove_wholly
 from trainer_hook.volume.doubts import is_among, of_other_runs
 from trainer_hook.volume.publish import make_system_folders
 from trainer_hook.volume.rank_records import RankRecords
@@ -229,7 +229,7 @@ class StepSaver:
                 return False
             self._volume.stat()  # a writer would make it anew, and hide a missing mount
             remove(self._volume / name)  # half-written, or of an earlier attempt that was abandoned
-            shutil.rmtree(self._volume / STAGING, ignore_errors=True)
+            remove_wholly(self._volume / STAGING)
             self.records.clear(name)
             check_writable(self._volume / name)  # an error in the write leaves the other ranks waiting in collectives
         except OSError as error:
@@ -306,7 +306,7 @@ class StepSaver:
                 marker = self.marker(folder, save.reason, save.meta)
                 finish(folder, marker)
                 self._last_bytes = sum(file.size_bytes for file in marker.files or ())
-                self.records.clear(save.name)
+                self.records.finished(save.name)
         except (OSError, contract.ContractError) as error:
             self._failed(save.name, error)
             return False
@@ -342,7 +342,10 @@ class StepSaver:
         limit = session.settings.save_total_limit
         if limit is None or step is None or self._world.local_rank != 0:
             return
-        others = of_other_runs(self._volume)
+        try:
+            others = of_other_runs(self._volume)
+        except OSError:  # it is unknown which checkpoints are of another run
+            return
         own = [
             c
             for c in finished_on(self._volume)
@@ -368,8 +371,7 @@ class StepSaver:
             folder.mkdir(exist_ok=True)
             if self.records.record_part(contract.FINAL):
                 finish(folder, self.marker(folder, "final", {}, global_step=global_step))
-                self.records.clear(contract.FINAL)
-                self.records.end(contract.FINAL)
+                self.records.finished(contract.FINAL)
         except Exception as error:
             warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
             self._session.not_saved[contract.FINAL] = None
@@ -388,7 +390,7 @@ class StepSaver:
                 )
                 return False
             self.records.begin(contract.FINAL)
-            remove(folder)
+            remove_wholly(folder)
             self.records.clear(contract.FINAL)
         except OSError as error:
             warn(f"final/ could not be saved ({error}); the checkpoints stand")

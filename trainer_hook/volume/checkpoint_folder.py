@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,8 +13,11 @@ from pathlib import Path
 
 from trainer_hook import contract
 from trainer_hook.volume.publish import add_mode, publish
+from trainer_hook.volume.retry import retried
 
 _PROBE = ".probe"
+_OPEN_ON_NFS = ".nfs"
+"""Names of deleted files that a process of the same client has open; they go when it closes them."""
 
 
 def listed_files(folder: Path) -> tuple[contract.ListedFile, ...]:
@@ -65,7 +70,8 @@ def finish(folder: Path, marker: contract.Marker) -> None:
         with contextlib.suppress(OSError):  # missing: the sidecar will reject the checkpoint and name the file
             newest_ns = max(newest_ns, (folder / file.path).stat().st_mtime_ns)
     group = _sidecar_group(folder.parent)
-    publish(folder / contract.MARKER, contract.encode_marker(marker), durable=True, group=group, not_before_ns=newest_ns)
+    write = functools.partial(publish, durable=True, group=group, not_before_ns=newest_ns)
+    retried(functools.partial(write, folder / contract.MARKER, contract.encode_marker(marker)))
 
 
 def remove(folder: Path) -> None:
@@ -74,16 +80,34 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def remove_wholly(folder: Path) -> None:
+    """Delete a checkpoint whose folder is written anew.
+
+    Raises ``OSError``: a file is left, and would be one of the new checkpoint's.
+    """
+    remove(folder)
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for place, _, names in os.walk(folder, onerror=failed):
+        if left := [name for name in names if not name.startswith(_OPEN_ON_NFS)]:
+            raise OSError(errno.ENOTEMPTY, "a file of an earlier save cannot be deleted", str(Path(place, left[0])))
+
+
 def check_writable(folder: Path) -> None:
     """Make the folder of a checkpoint, write a file there, and delete both.
 
-    Raises ``OSError``: the volume is full, read-only or gone.
+    Raises ``OSError``: the volume is full, read-only or gone, or files of an earlier save cannot be deleted.
     """
     try:
         folder.mkdir(exist_ok=True)
         (folder / _PROBE).write_bytes(b"\n")
-    finally:
+    except OSError:
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    remove_wholly(folder)
 
 
 def empty(folder: Path) -> None:

@@ -7,27 +7,25 @@ from pathlib import Path
 from trainer_hook import contract
 from trainer_hook.contract.typed_json import json_object
 from trainer_hook.volume.checkpoint_folder import LocalCheckpoint, listed_files
+from trainer_hook.volume.retry import retried
 
 
-def of_other_runs(volume: Path) -> frozenset[str] | None:
+def of_other_runs(volume: Path) -> frozenset[str]:
     """Return the marker versions of the checkpoints that other runs left on the volume, as its sidecar recorded them.
 
-    ``None``: unknown, because the volume fails. Without a record, or with one that is malformed, there are none.
+    Raises ``OSError``: the record cannot be read now, and any checkpoint may be of another run.
     """
     try:
-        runs = json_object((volume / contract.RUNS).read_bytes(), what=contract.RUNS).get("runs")
-    except (FileNotFoundError, PermissionError, contract.ContractError):
+        raw = retried((volume / contract.RUNS).read_bytes)
+        runs = json_object(raw, what=contract.RUNS).get("runs")
+    except (FileNotFoundError, NotADirectoryError, PermissionError, contract.ContractError):
         return frozenset()
-    except OSError:
-        return None
     others = [run.get("versions") for run in runs[1:] if isinstance(run, dict)] if isinstance(runs, list) else []
     return frozenset(version for each in others if isinstance(each, list) for version in each if isinstance(version, str))
 
 
-def is_among(versions: frozenset[str] | None, folder: Path) -> bool:
-    """Whether the marker of a checkpoint has one of these versions, or may have: it cannot be read, or they are unknown."""
-    if versions is None:
-        return True
+def is_among(versions: frozenset[str], folder: Path) -> bool:
+    """Whether the marker of a checkpoint has one of these versions, or may have: it cannot be read."""
     if not versions:
         return False
     try:
@@ -37,7 +35,7 @@ def is_among(versions: frozenset[str] | None, folder: Path) -> bool:
     return contract.version_of(status.st_ino, status.st_size, status.st_mtime_ns) in versions
 
 
-def reason_not_to_use(volume: Path, local: LocalCheckpoint, others: frozenset[str] | None) -> str | None:
+def reason_not_to_use(volume: Path, local: LocalCheckpoint, others: frozenset[str]) -> str | None:
     """Return why no run should continue from a checkpoint; ``None``: nothing is known against it.
 
     ``others``: ``of_other_runs``.
@@ -46,9 +44,7 @@ def reason_not_to_use(volume: Path, local: LocalCheckpoint, others: frozenset[st
     try:
         marked = (folder / contract.MARKER).stat()
         if is_among(others, folder):
-            return (
-                "another run left it" if others is not None else f"another run may have left it: {contract.RUNS} is unreadable"
-            )
+            return "another run left it"
         files = listed_files(folder) if marker.files is None else marker.files
         changed_ns = ((file.path, (folder / file.path).stat().st_mtime_ns) for file in files)
         if (later := contract.written_after(changed_ns, marked.st_mtime_ns)) is not None:

@@ -32,14 +32,16 @@ def hold(volume: Path, rank: int) -> bool:
     if path in _held:
         return True
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    until_s = time.monotonic() + RETRY_FOR_S
-    while not _locked(fd):
-        if time.monotonic() >= until_s:
+    until_s, is_locked = time.monotonic() + RETRY_FOR_S, False
+    try:
+        while not (is_locked := _locked(fd)) and time.monotonic() < until_s:
+            time.sleep(0.01)
+    finally:
+        if is_locked:
+            _held[path] = fd
+        else:
             os.close(fd)
-            return False
-        time.sleep(0.01)
-    _held[path] = fd
-    return True
+    return is_locked
 
 
 def _locked(fd: int) -> bool:

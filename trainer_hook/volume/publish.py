@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 import time
 from pathlib import Path
 
 from trainer_hook import contract
+from trainer_hook.volume.retry import FULL, retried
 
 
 def publish(path: Path, content: bytes, *, durable: bool = False, group: int | None = None, not_before_ns: int = 0) -> None:
@@ -43,6 +45,24 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def publish_awaited(path: Path, content: bytes) -> None:
+    """Publish a small file that the sidecar waits for, in spite of errors that pass: on a full one in place.
+
+    Raises ``OSError``: the file is as before.
+    """
+    try:
+        retried(functools.partial(publish, path, content))
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # it has its block; a reader that sees half of it reads again
+        try:
+            os.pwrite(fd, content, 0)
+            os.ftruncate(fd, len(content))
+        finally:
+            os.close(fd)
 
 
 def is_there(volume: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -69,6 +70,12 @@ class RankRecords:
         """Remove the records of a checkpoint."""
         for path in self._folder.glob(f"{name}.*.done"):
             path.unlink(missing_ok=True)
+
+    def finished(self, name: str) -> None:
+        """Remove what is recorded of a checkpoint that is finished. Errors are ignored: its next save does it first."""
+        with contextlib.suppress(OSError):
+            self.clear(name)
+            self.end(name)
 
     def _path(self, name: str, rank: int) -> Path:
         return self._folder / f"{name}.{rank}.done"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -248,23 +246,6 @@ def test_a_notice_that_was_not_there_before_counts_after_the_clock_was_set_back(
     notice(volume, encode_notice(Notice(rfc3339(process_start_s() - 3600), "spot")))
     stop._polled_s = -1.0
     assert stop.noticed() is is_mounted, "an old notice on a volume that was away is not new"
-
-
-def test_an_error_of_the_volume_is_neither_a_notice_nor_an_error_of_training(
-    volume: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (volume / ".ckpt").mkdir()
-    stop, real = StopSignal(volume, exit_code=143), os.stat
-
-    def stale(path: Any, *arguments: Any, **options: Any) -> Any:
-        if str(path).endswith(".ckpt"):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        return real(path, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", stale)
-        assert not stop.noticed()
-    assert not stop._was_absent
 
 
 def test_a_notice_given_while_libraries_were_still_being_imported_counts(volume: Path) -> None:

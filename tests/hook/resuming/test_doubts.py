@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
 from trainer_hook.volume.checkpoint_folder import finish
-from trainer_hook.volume.doubts import is_among, of_other_runs
 
 A, B = VolumeRun("s3://b/a", "ns/a"), VolumeRun("s3://b/b", "ns/b")
 
@@ -93,26 +91,3 @@ def test_no_other_rank_continues_from_it_by_its_name(tmp_path: Path) -> None:
     marked_ns = (torn / ".complete").stat().st_mtime_ns
     os.utime(torn / "model", ns=(marked_ns + 1, marked_ns + 1))
     assert not resumer._is_here("checkpoint-10", None)
-
-
-def test_runs_that_cannot_be_read_now_may_have_left_any_checkpoint(
-    tmp_path: Path, chosen: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With one EIO at runs.json a run continued from another one's checkpoint, and rotated it."""
-    volume = Volume(tmp_path)
-    volume.prepare()
-    volume_record.begin(volume, A)
-    write(tmp_path, 50)
-    volume_record.begin(volume, B)
-    read_bytes = Path.read_bytes
-
-    def fail(path: Path) -> bytes:
-        if str(path).endswith(RUNS):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read_bytes(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
-        assert chosen() is None
-        assert "checkpoint-50 is not used: another run may have left it" in capsys.readouterr().err
-        assert is_among(of_other_runs(tmp_path), tmp_path / "checkpoint-50"), "so it is not rotated"

@@ -83,7 +83,7 @@ class ScriptSaves:
                     _link(folder, target)
                 owner = {META_OWNER: SCRIPT_OWNED} if is_there else {}
                 finish(target, saver.marker(target, "periodic", self._tail.meta | owner))
-                saver.records.clear(name)
+                saver.records.finished(name)
                 info(f"published {name}, which the script saved")
         except (OSError, ContractError) as error:
             warn(f"{folder} could not be published ({error}); the script's own checkpoint is not touched")

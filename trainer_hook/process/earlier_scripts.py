@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer_hook.contract import BOOT_ID, LEASES, encode_json
-from trainer_hook.process.log import warn
+from trainer_hook.process.log import info
 from trainer_hook.volume.publish import publish
 from trainer_hook.volume.retry import retried
 
@@ -48,7 +48,7 @@ def record(volume: Path, *, calls: int, steps: int, attempt: str) -> None:
         try:
             retried(functools.partial(publish, volume / _FILE, content))
         except OSError as error:
-            warn(f"{volume / _FILE} cannot be written ({error}): a next script here takes this one's checkpoints for its own")
+            info(f"{volume / _FILE} cannot be written ({error}): a next script here takes this one's checkpoints for its own")
 
 
 def _up_to(script: str, ended: list[Ended]) -> list[Ended]:

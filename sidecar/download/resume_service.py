@@ -43,6 +43,7 @@ class ResumeService:
         self._working: ResumeRequest | None = None
         self._task: asyncio.Task[None] | None = None
         self._turns: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def in_use(self) -> frozenset[str]:
         """Return the checkpoints that are considered, downloaded or were given as answers. Retention deletes them nowhere."""
@@ -130,7 +131,8 @@ class ResumeService:
         return self.status(identifier)
 
     def close(self) -> None:
-        """Cancel the request in progress; downloaded bytes are kept."""
+        """Cancel the request in progress, and begin no other one; downloaded bytes are kept."""
+        self._is_closed = True
         for task in (self._turns, self._task):
             if task is not None:
                 task.cancel()
@@ -149,6 +151,8 @@ class ResumeService:
         return min(waiting, key=lambda request: request is not self._trainers, default=None)
 
     def _next_turn(self) -> None:
+        if self._is_closed:
+            return
         if self._turns is None or self._turns.done():
             self._turns = asyncio.create_task(self._take_turns())
             return

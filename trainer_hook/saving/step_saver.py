@@ -23,6 +23,7 @@ from trainer_hook.volume.checkpoint_folder import check_writable, finish, finish
 from trainer_hook.volume.doubts import is_among, of_other_runs
 from trainer_hook.volume.publish import make_system_folders
 from trainer_hook.volume.rank_records import RankRecords
+from trainer_hook.volume.retry import retried
 
 STAGING = f"{contract.SYSTEM_DIR}/saving"
 """Folder for libraries that name a step's folder themselves. It is then renamed, to count the steps of earlier calls."""
@@ -368,7 +369,7 @@ class StepSaver:
         try:
             with sharded_failures():
                 self._writer.write_final(folder)
-            folder.mkdir(exist_ok=True)
+            retried(functools.partial(folder.mkdir, exist_ok=True))
             if self.records.record_part(contract.FINAL):
                 finish(folder, self.marker(folder, "final", {}, global_step=global_step))
                 self.records.finished(contract.FINAL)
@@ -384,14 +385,12 @@ class StepSaver:
     def _clear_final(self, folder: Path) -> bool:
         """Delete an earlier final model. Returns whether one can be written now."""
         try:
-            if not self.records.may_replace(folder):
+            if not retried(functools.partial(self.records.may_replace, folder)):
                 warn(
                     f"{folder} holds other files than a checkpoint's: the final model is not saved there; the checkpoints stand"
                 )
                 return False
-            self.records.begin(contract.FINAL)
-            remove_wholly(folder)
-            self.records.clear(contract.FINAL)
+            retried(functools.partial(self.records.begin_anew, folder))
         except OSError as error:
             warn(f"final/ could not be saved ({error}); the checkpoints stand")
             self._session.not_saved[contract.FINAL] = None

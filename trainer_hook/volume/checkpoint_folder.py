@@ -22,7 +22,7 @@ _OPEN_ON_NFS = ".nfs"
 
 def listed_files(folder: Path) -> tuple[contract.ListedFile, ...]:
     """Return the regular files of a checkpoint except its marker, sorted by path."""
-    return tuple(sorted(_files(folder, folder), key=lambda file: file.path))
+    return tuple(sorted(retried(lambda: list(_files(folder, folder))), key=lambda file: file.path))
 
 
 def _files(folder: Path, root: Path) -> Iterator[contract.ListedFile]:
@@ -81,10 +81,14 @@ def remove(folder: Path) -> None:
 
 
 def remove_wholly(folder: Path) -> None:
-    """Delete a checkpoint whose folder is written anew.
+    """Delete a checkpoint whose folder is written anew; again after an error that may pass.
 
     Raises ``OSError``: a file is left, and would be one of the new checkpoint's.
     """
+    retried(functools.partial(_remove_wholly, folder))
+
+
+def _remove_wholly(folder: Path) -> None:
     remove(folder)
 
     def failed(error: OSError) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainer_hook import contract
 from trainer_hook.contract.typed_json import json_object
+from trainer_hook.volume.checkpoint_folder import remove_wholly
 from trainer_hook.volume.publish import make_system_folders, publish
 
 
@@ -58,6 +59,15 @@ class RankRecords:
         """
         make_system_folders(self._volume)  # a script may empty its output folder
         publish(self._begun(name), b"")
+
+    def begin_anew(self, folder: Path) -> None:
+        """Do as ``begin``, and delete what is in the folder. May be repeated.
+
+        Raises ``OSError``: as ``begin``, or a file cannot be deleted.
+        """
+        self.begin(folder.name)
+        remove_wholly(folder)
+        self.clear(folder.name)
 
     def end(self, name: str) -> None:
         """Take the record of ``begin`` back."""

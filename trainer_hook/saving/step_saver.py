@@ -356,7 +356,7 @@ class StepSaver:
         resumed_step = (session.origin or {}).get("step")
         for gone in surplus(saves, limit=limit, step=step, attempt=session.attempt, resumed_step=resumed_step):
             try:
-                remove(self._volume / contract.checkpoint_name(gone))
+                remove_wholly(self._volume / contract.checkpoint_name(gone))
             except OSError as error:
                 warn(f"{contract.checkpoint_name(gone)} could not be deleted: {error}")
 

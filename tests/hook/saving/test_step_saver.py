@@ -286,7 +286,7 @@ def test_a_checkpoint_that_cannot_be_deleted_costs_no_other_one(
             raise PermissionError(13, "Permission denied", str(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
-    monkeypatch.setattr(step_saver, "remove", remove)
+    monkeypatch.setattr(step_saver, "remove_wholly", remove)
     assert saver.save(2, "periodic")
     assert saver.save(3, "periodic")
     assert finished(tmp_path) == {"checkpoint-1", "checkpoint-3"}

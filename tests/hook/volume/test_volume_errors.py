@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,24 @@ class JustInTimeIsSaved(Case):
         assert sorted(path.name for path in (self.volume / "checkpoint-5").iterdir()) == [".complete", "model"]
 
 
+class RotationLeavesNothingHalf(Case):
+    """What is left of a checkpoint without its marker, nothing deletes any more."""
+
+    def __init__(self, volume: Path) -> None:
+        super().__init__(volume)
+        Writer().write(volume / "checkpoint-5")
+        finish(volume / "checkpoint-5", Marker(step=5, attempt="a1"))
+
+    def act(self) -> None:
+        session = self.session()
+        session.settings = replace(session.settings, save_total_limit=1)
+        StepSaver(session, Writer()).save(10, "periodic")
+
+    def check(self, result: Any) -> None:
+        half = [folder for folder in self.volume.glob("checkpoint-*") if not (folder / ".complete").exists()]
+        assert not any(file for folder in half for file in folder.iterdir())
+
+
 class FinalIsSaved(Case):
     """The library writes it once; all else is tried again."""
 
@@ -200,7 +219,7 @@ class FinalIsSaved(Case):
 
 CASES: list[Callable[[Path], Case]] = [
     *(LeaseIsTaken, SuccessIsTold, NoticeIsTold, StepIsNotDisturbed, RequestOfAnEarlierProcessIsIgnored, ScriptBeforeIsKnown),
-    *(CheckpointOfAnotherRunIsNotUsed, JustInTimeIsSaved, FinalIsSaved),
+    *(CheckpointOfAnotherRunIsNotUsed, JustInTimeIsSaved, RotationLeavesNothingHalf, FinalIsSaved),
 ]
 
 

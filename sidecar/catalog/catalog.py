@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from sidecar.catalog.events import Events
-from sidecar.core.commit.training_line import was_finished_later
+from sidecar.core.commit.training_line import finished_later, was_finished_later
 from sidecar.core.format.attempts import Seen
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.lifecycle.rejection import Marked, newest_rejected
@@ -214,6 +214,11 @@ class Catalog:
         """Whether a checkpoint was finished later than another one."""
         ours, theirs = tracked.checkpoint, other.checkpoint
         return ours is not None and theirs is not None and was_finished_later(ours, theirs, self._seen())
+
+    def finished_later(self, tracked: Tracked, others: Iterable[Tracked]) -> int:
+        """Return how many of the others were certainly finished later than a checkpoint."""
+        theirs = [other.checkpoint for other in others if other.checkpoint is not None]
+        return finished_later(tracked.checkpoint, theirs, self._seen()) if tracked.checkpoint is not None else 0
 
     def forget(self, name: str) -> None:
         """Remove a checkpoint whose directory was deleted and which needs no further work."""

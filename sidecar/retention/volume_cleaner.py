@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.retention import Kept, PendingCopy, plan_local_deletion, plan_release
-from sidecar.core.commit.training_line import finished_later
-from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
 from sidecar.download.local_copies import LocalCopies
@@ -112,8 +110,8 @@ class VolumeCleaner:
         free_bytes = await asyncio.to_thread(self._volume.free_bytes)
         if free_bytes >= wanted_bytes or len(pending) < 2:
             return []
-        finished = [tracked.checkpoint for tracked in pending.values() if tracked.checkpoint is not None]
-        copies = [await asyncio.to_thread(self._copy_of, tracked, finished) for tracked in pending.values()]
+        later = {name: self._catalog.finished_later(tracked, pending.values()) for name, tracked in pending.items()}
+        copies = [await asyncio.to_thread(self._copy_of, tracked, later[name]) for name, tracked in pending.items()]
         plan = plan_release(copies, free_bytes=free_bytes, wanted_bytes=wanted_bytes)
         return [copy.name for copy in plan if await self._release(pending[copy.name])]
 
@@ -125,7 +123,7 @@ class VolumeCleaner:
         await asyncio.to_thread(self._volume.pins.release, tracked.checkpoint)
         return True
 
-    def _copy_of(self, tracked: Tracked, pending: Sequence[Finished]) -> PendingCopy:
+    def _copy_of(self, tracked: Tracked, later: int) -> PendingCopy:
         checkpoint = tracked.checkpoint
         assert checkpoint is not None
         return PendingCopy(
@@ -135,7 +133,7 @@ class VolumeCleaner:
             is_deleted=self._is_deleted(tracked.name),
             is_sending=tracked.state is not State.FINISHED,
             is_shared=checkpoint.node.count > 1,
-            later=finished_later(checkpoint, pending),
+            later=later,
         )
 
     def _is_deleted(self, name: str) -> bool:

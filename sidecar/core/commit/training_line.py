@@ -65,16 +65,16 @@ def was_finished_later(ours: Finished, theirs: Finished, seen: Seen = NOTHING_SE
     return goes_after(ours.attempt, rfc3339(ours.created_at_s), theirs.attempt, rfc3339(theirs.created_at_s))
 
 
-def finished_later(ours: Finished, others: Iterable[Finished]) -> int:
-    """Return how many of the others were certainly finished later than a checkpoint.
+def finished_later(ours: Finished, others: Iterable[Finished], seen: Seen = NOTHING_SEEN) -> int:
+    """Return how many of the others were certainly finished later than a checkpoint. ``seen``: as for ``was_finished_later``.
 
     If a clock was set back between two saves of a lone node, either may be the later one.
     """
-    return sum(_is_certainly_later(other, ours) for other in others)
+    return sum(_is_certainly_later(other, ours, seen) for other in others)
 
 
-def _is_certainly_later(ours: Finished, theirs: Finished) -> bool:
-    is_later, is_earlier = was_finished_later(ours, theirs), was_finished_later(theirs, ours)
+def _is_certainly_later(ours: Finished, theirs: Finished, seen: Seen) -> bool:
+    is_later, is_earlier = was_finished_later(ours, theirs, seen), was_finished_later(theirs, ours, seen)
     if is_later is is_earlier is False:  # within a millisecond
         return ours.marked_at_s > theirs.marked_at_s
     return is_later and not is_earlier

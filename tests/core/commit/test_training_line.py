@@ -224,6 +224,7 @@ def test_an_attempt_that_the_pod_saw_begin_later_is_later_also_if_rank_0_is_on_a
         "it had resumed from that, or passed it over"
     )
     assert was_finished_later(one, other, seen) is not is_later
+    assert finished_later(one, [other], seen) == int(is_later)
 
 
 def test_what_was_downloaded_was_not_finished_later_and_what_an_earlier_pod_left_was_earlier() -> None:

@@ -159,7 +159,7 @@ class Many(Ready):
             raise SidecarAbsent("a sidecar holds the volume, and does not answer")
         return ResumeResult(detail="downloading", known=False)
 
-    def older_checkpoints(self, than_step: int) -> Any:
+    def older_checkpoints(self, than_step: int, **_: Any) -> Any:
         return (f"checkpoint-{step}" for step in range(than_step - 1, 0, -1))
 
 

@@ -202,7 +202,7 @@ def test_kill_9_in_mid_download_continues_with_what_verified(place: Place, tmp_p
         running.committed("checkpoint-10")
     volume = tmp_path / "volume"
     with sidecar(volume, place.settings | {"CKPT_CONCURRENCY": "1"}) as first:
-        until(lambda: sum(1 for p in (volume / ".ckpt/incoming").glob("*/shard-*")) > 5)
+        until(lambda: sum(1 for p in (volume / ".ckpt/incoming").glob("*/shard-*")) > 5, every_s=0.001)
         first.kill()
     assert not (volume / "checkpoint-10").exists()
     whole = (path for path in (volume / ".ckpt/incoming").glob("*/shard-???") if path.read_bytes() == files[path.name])

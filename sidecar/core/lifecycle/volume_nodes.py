@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sidecar.core.lifecycle import volume_users
 from trainer_hook.contract import ContractError, Node, encode_json
 from trainer_hook.contract.typed_json import json_object
 
@@ -27,6 +28,10 @@ class VolumeNode:
     versions: frozenset[str] = frozenset()
     """Versions of the finished checkpoints that it left; of the present node: none."""
 
+    def having(self, versions: frozenset[str]) -> VolumeNode:
+        """Return it with other versions."""
+        return replace(self, versions=versions)
+
 
 def taken_over(before: Sequence[VolumeNode], me: Node | None, present: Collection[str]) -> list[VolumeNode]:
     """Return the nodes of a volume once ``me`` uses it, the present one first.
@@ -36,12 +41,11 @@ def taken_over(before: Sequence[VolumeNode], me: Node | None, present: Collectio
         me: The present node.
         present: Versions of all finished checkpoints on the volume.
     """
-    nodes = list(before)
-    if nodes:
-        of_others = frozenset().union(*(known.versions for known in nodes[1:]))
-        nodes[0] = replace(nodes[0], versions=frozenset(present) - of_others)
-    others = [replace(known, versions=known.versions & frozenset(present)) for known in nodes if known.node != me]
-    return [VolumeNode(me), *(known for known in others if known.versions)][:MOST_NODES]
+    return volume_users.taken_over(before, VolumeNode(me), present, is_same=_is_same_node, most=MOST_NODES)
+
+
+def _is_same_node(one: VolumeNode, other: VolumeNode) -> bool:
+    return one.node == other.node
 
 
 def node_of_versions(nodes: Sequence[VolumeNode]) -> dict[str, Node | None]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sidecar.core.lifecycle import volume_users
 from trainer_hook.contract import ContractError, encode_json
 from trainer_hook.contract.typed_json import json_object
 
@@ -26,6 +27,10 @@ class VolumeRun:
     versions: frozenset[str] = frozenset()
     """Versions of the finished checkpoints that it left; of the present run: none."""
 
+    def having(self, versions: frozenset[str]) -> VolumeRun:
+        """Return it with other versions."""
+        return replace(self, versions=versions)
+
 
 def is_same_run(one: VolumeRun, other: VolumeRun) -> bool:
     """Whether two pods are of one run: they have one prefix, or one name."""
@@ -40,12 +45,7 @@ def taken_over(before: Sequence[VolumeRun], me: VolumeRun, present: Collection[s
         me: The present run.
         present: Versions of all finished checkpoints on the volume.
     """
-    runs = list(before)
-    if runs:
-        of_others = frozenset().union(*(run.versions for run in runs[1:]))
-        runs[0] = replace(runs[0], versions=frozenset(present) - of_others)
-    others = [replace(run, versions=run.versions & frozenset(present)) for run in runs if not is_same_run(run, me)]
-    return [replace(me, versions=frozenset()), *(run for run in others if run.versions)][:MOST_RUNS]
+    return volume_users.taken_over(before, me, present, is_same=is_same_run, most=MOST_RUNS)
 
 
 def encode_runs(runs: Sequence[VolumeRun]) -> bytes:

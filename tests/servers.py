@@ -279,7 +279,8 @@ class ChecksumRule:
     def __init__(self, *, wants_parts: str | None = None) -> None:
         self._wants_parts = wants_parts
         self._lock = threading.Lock()
-        self._parts: dict[str, dict[int, tuple[int, int]]] = {}
+        self._parts: dict[str, dict[tuple[int, str], tuple[int, int]]] = {}
+        """Checksum and size of each part that was sent, by number and etag: of two requests, the answered one counts."""
 
     def __call__(self, request: Request) -> ProxyAnswer | None:
         sent = request.headers.get("x-amz-checksum-crc64nvme")
@@ -292,13 +293,15 @@ class ChecksumRule:
                     return s3_error(400, self._wants_parts, message="Checksum Type mismatch occurred.")
                 with self._lock:
                     parts = self._parts.setdefault(request.query["uploadId"], {})
-                    parts[int(request.query["partNumber"])] = crc, len(request.body)
+                    parts[int(request.query["partNumber"]), hashlib.md5(request.body).hexdigest()] = crc, len(request.body)
         elif request.method == "POST" and "uploadId" in request.query:
             numbers = [int(found) for found in re.findall(rb"<PartNumber>(\d+)</PartNumber>", request.body)]
+            etags = [found.decode() for found in re.findall(rb"<ETag>\W*(?:quot;)?([0-9a-f]{32})\b", request.body)]
+            named = list(zip(numbers, etags, strict=True))
             with self._lock:
                 parts = self._parts.get(request.query["uploadId"], {})
-                is_known = sent is not None and all(number in parts for number in numbers)
-                if is_known and sent != _base64(combined(parts[n] for n in numbers)):
+                is_known = sent is not None and all(part in parts for part in named)
+                if is_known and sent != _base64(combined(parts[part] for part in named)):
                     return s3_error(400, "BadDigest", message="The CRC64NVME of the whole did not match.")
         return None
 

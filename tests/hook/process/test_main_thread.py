@@ -20,7 +20,7 @@ WAITS = {
     "join": "thread.join()",
     "sleep": "import time; time.sleep(60)",
     "event": "threading.Event().wait()",
-    "event loop": "import asyncio; asyncio.run(asyncio.sleep(60))",
+    "event loop": "import asyncio; asyncio.new_event_loop().run_forever()",
     "pipe": "import os; os.read(os.pipe()[0], 1)",
     "python": "while True: pass",
     "its end": "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import socket
 from pathlib import Path
@@ -160,6 +162,17 @@ def test_a_store_that_ignores_checksums_is_not_trusted_with_them(opener: Opener,
 
     with Proxy(moto, rule).running() as endpoint:
         assert opener(endpoint).probe().verification is Verification.MD5
+
+
+@pytest.mark.parametrize(("joined", "is_refused"), [(b"sent", False), (b"damaged", True)])
+def test_the_checking_server_compares_the_part_whose_etag_is_named(joined: bytes, is_refused: bool) -> None:
+    """A repeated request whose answer nobody waited for may be the last one of a part that arrives, and not the one that stays."""
+    rule = servers.ChecksumRule()
+    for body in (b"damaged", b"sent"):
+        assert rule(Request("PUT", "/bucket/key?uploadId=u&partNumber=1", {}, body)) is None
+    part = f"<Part><PartNumber>1</PartNumber><ETag>&quot;{hashlib.md5(joined).hexdigest()}&quot;</ETag></Part>"
+    crc = {"x-amz-checksum-crc64nvme": base64.b64encode(checksum(b"sent").to_bytes(8, "big")).decode()}
+    assert (rule(Request("POST", "/bucket/key?uploadId=u", crc, part.encode())) is not None) == is_refused
 
 
 def test_without_md5s_in_etags_objects_are_read_back(opener: Opener, moto: str) -> None:

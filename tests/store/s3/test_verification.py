@@ -166,7 +166,7 @@ def test_a_store_that_ignores_checksums_is_not_trusted_with_them(opener: Opener,
 
 @pytest.mark.parametrize(("joined", "is_refused"), [(b"sent", False), (b"damaged", True)])
 def test_the_checking_server_compares_the_part_whose_etag_is_named(joined: bytes, is_refused: bool) -> None:
-    """A repeated request whose answer nobody waited for may be the last one of a part that arrives, and not the one that stays."""
+    """The last request of a part that arrives may be one whose answer nobody waited for."""
     rule = servers.ChecksumRule()
     for body in (b"damaged", b"sent"):
         assert rule(Request("PUT", "/bucket/key?uploadId=u&partNumber=1", {}, body)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,10 @@ from tests.faults.plan import Dice, Fault, Kind, Rule, Rules
 from tests.faults.proxy import FaultProxy
 from tests.faults.wire import Request
 
-CONTENT = random_bytes(16 * MIB, 3)
+
+@functools.cache
+def whole_content() -> bytes:
+    return random_bytes(16 * MIB, 3)
 
 
 @contextmanager
@@ -45,7 +49,7 @@ def tried(moto_bucket: Bucket) -> Iterator[Callable[[Fault | None], tuple[FaultP
             proxy.plan = Rules([Rule(fault, operation=where)])
         with proxy.running() as endpoint, client_of(endpoint) as client:
             try:
-                client.put_object(Bucket=NAME, Key=moto_bucket.prefix, Body=CONTENT)
+                client.put_object(Bucket=NAME, Key=moto_bucket.prefix, Body=whole_content())
                 return proxy, client.get_object(Bucket=NAME, Key=moto_bucket.prefix)["Body"].read()
             except Exception as error:
                 return proxy, error
@@ -55,7 +59,7 @@ def tried(moto_bucket: Bucket) -> Iterator[Callable[[Fault | None], tuple[FaultP
 
 def test_without_a_plan_everything_passes_unchanged_on_one_connection(tried) -> None:
     proxy, read = tried(None)
-    assert read == CONTENT
+    assert read == whole_content()
     assert [e.status for e in proxy.log] == [200, 200]
     assert proxy.log[0].request.get("expect") == "100-continue"
     assert (proxy.log[0].received_bytes, proxy.log[1].returned_bytes) == (16 * MIB, 16 * MIB)
@@ -92,22 +96,22 @@ def test_an_answer_ends_early(kind: Kind, tried) -> None:
 def test_one_byte_is_changed(kind: Kind, tried) -> None:
     _, read = tried(Fault(kind))
     assert isinstance(read, bytes)
-    assert [at for at in range(8 * MIB - 9, 8 * MIB + 9) if read[at] != CONTENT[at]] == [8 * MIB]
-    assert (read[: 8 * MIB], read[8 * MIB + 1 :]) == (CONTENT[: 8 * MIB], CONTENT[8 * MIB + 1 :])
+    assert [at for at in range(8 * MIB - 9, 8 * MIB + 9) if read[at] != whole_content()[at]] == [8 * MIB]
+    assert (read[: 8 * MIB], read[8 * MIB + 1 :]) == (whole_content()[: 8 * MIB], whole_content()[8 * MIB + 1 :])
 
 
 @pytest.mark.parametrize("kind", [Kind.STALL_UPLOAD, Kind.STALL_DOWNLOAD, Kind.LATENCY])
 def test_time_passes_and_nothing_else_happens(kind: Kind, tried) -> None:
     began_s = time.monotonic()
     _, read = tried(Fault(kind, seconds=1.5))
-    assert read == CONTENT
+    assert read == whole_content()
     assert time.monotonic() - began_s > 1.5
 
 
 def test_a_connection_closes_after_an_answer_that_said_it_stays(tried) -> None:
     proxy, read = tried(Fault(Kind.CLOSED_AFTER))
     assert proxy.log[0].status == 200
-    noticed_in_time = read == CONTENT and len(proxy._threads) == 2
+    noticed_in_time = read == whole_content() and len(proxy._threads) == 2
     assert noticed_in_time or isinstance(read, ConnectionClosedError)
 
 
@@ -116,7 +120,7 @@ def test_all_connections_share_the_bandwidth(moto_bucket: Bucket) -> None:
     proxy.bytes_per_s = 16 * MIB
     with proxy.running() as endpoint, client_of(endpoint) as client:
         began_s = time.monotonic()
-        client.put_object(Bucket=NAME, Key=moto_bucket.prefix, Body=CONTENT)
+        client.put_object(Bucket=NAME, Key=moto_bucket.prefix, Body=whole_content())
         assert 0.9 < time.monotonic() - began_s < 9
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from tests.faults.wire import Peer
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
 NAME = "checkpoint-7"
-FILES = {"model.safetensors": random_bytes(20 * MIB, 7)} | {f"small/{n}": random_bytes(1000, n) for n in range(10)}
 BOUND_S = 55.0
 """Less than a single silent connection costs that is waited for; here are several, and the machine may be busy."""
 LIVES = [
@@ -26,6 +26,11 @@ LIVES = [
     (Kind.SILENT_UPLOAD, (2, 4, 6, 8)),
     (Kind.SILENT_WHEN_KEPT, (1, 2, 3, 4, 5)),
 ]
+
+
+@functools.cache
+def files() -> Mapping[str, bytes]:
+    return {"model.safetensors": random_bytes(20 * MIB, 7)} | {f"small/{n}": random_bytes(1000, n) for n in range(10)}
 
 
 def with_silences(bucket: Bucket, kind: Kind, connections: Iterable[int]) -> FaultProxy:
@@ -42,12 +47,12 @@ def test_silent_connections_cost_a_life_moments_from_the_start_to_a_resume(
     volume, began_s = tmp_path / "volume", time.monotonic()
     proxy = with_silences(moto_bucket, kind, connections)
     with proxy.running() as endpoint, sidecar(volume, moto_bucket.settings(endpoint) | {"CKPT_RESUME": "off"}) as running:
-        write_checkpoint(volume, NAME, FILES)
+        write_checkpoint(volume, NAME, files())
         running.committed(NAME)
         assert running.terminate() == 0
     assert time.monotonic() - began_s < BOUND_S
     assert proxy.silenced
-    moto_bucket.assert_holds(NAME, FILES)
+    moto_bucket.assert_holds(NAME, files())
     assert moto_bucket.unfinished_uploads() == []
     down = Kind.SILENT_DOWNLOAD if kind is Kind.SILENT_UPLOAD else kind
     proxy, began_s = with_silences(moto_bucket, down, connections), time.monotonic()
@@ -57,7 +62,7 @@ def test_silent_connections_cost_a_life_moments_from_the_start_to_a_resume(
         assert (answer["checkpoint"], answer["source"]) == (NAME, "store"), answer
     assert time.monotonic() - began_s < BOUND_S
     assert proxy.silenced
-    assert contents(volume / NAME) == FILES
+    assert contents(volume / NAME) == files()
 
 
 @pytest.mark.slow
@@ -67,17 +72,17 @@ def test_each_of_the_first_connections_may_go_silent(connection: int, plain_buck
     proxy, began_s = with_silences(plain_bucket, kind, [connection]), time.monotonic()
     with proxy.running() as endpoint:
         with sidecar(tmp_path / "volume", plain_bucket.settings(endpoint)) as running:
-            write_checkpoint(running.volume, NAME, FILES)
+            write_checkpoint(running.volume, NAME, files())
             running.committed(NAME)
             assert running.terminate() == 0
-        plain_bucket.assert_holds(NAME, FILES)
+        plain_bucket.assert_holds(NAME, files())
         # The life above makes about ten connections on an idle machine; the next one goes on counting.
         with sidecar(tmp_path / "new-volume", plain_bucket.settings(endpoint)) as running:
             answer = running.up().resume()
             assert (answer["checkpoint"], answer["source"]) == (NAME, "store"), answer
     assert proxy.silenced
     assert time.monotonic() - began_s < BOUND_S
-    assert contents(tmp_path / "new-volume" / NAME) == FILES
+    assert contents(tmp_path / "new-volume" / NAME) == files()
 
 
 @pytest.mark.parametrize("kind", [Kind.SILENT_CONNECTION, Kind.SILENT_ANSWER])
@@ -89,11 +94,11 @@ def test_the_newest_checkpoint_is_committed_before_a_deadline_over_silent_connec
         settings = moto_bucket.settings(endpoint) | {"CKPT_GRACE_SECONDS": "25", "CKPT_RESUME": "off"}
         with sidecar(tmp_path / "volume", settings) as running:
             running.up()
-            write_checkpoint(running.volume, NAME, FILES)
+            write_checkpoint(running.volume, NAME, files())
             until(lambda: NAME in {found["name"] for found in running.call("GET", "/v1/checkpoints").get("checkpoints", ())})
             assert running.terminate() == 0
     assert proxy.silenced
-    moto_bucket.assert_holds(NAME, FILES)
+    moto_bucket.assert_holds(NAME, files())
 
 
 class CutProxy(FaultProxy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -26,12 +27,16 @@ from tests.store.http.test_wire import read_request, serving
 
 BOUND_S = 40.0
 """Less than a silent connection costs that is waited for; the machine may be busy."""
-LARGE = random_bytes(6 * MIB, 5)
 SMALL = b"small" * 100
 ROLE_CREDENTIALS = """<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
 <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>id</AccessKeyId><SecretAccessKey>secret</SecretAccessKey>
 <SessionToken>token</SessionToken><Expiration>2099-01-01T00:00:00Z</Expiration></Credentials>
 </AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"""
+
+
+@functools.cache
+def large() -> bytes:
+    return random_bytes(6 * MIB, 5)
 
 
 @contextmanager
@@ -79,8 +84,8 @@ class Requests:
         assert self.store.get(key) == SMALL
 
     def get_object_large(self, harmed: Callable[[str], None]) -> None:
-        harmed(key := self._put(LARGE))
-        assert read_whole(self.store, key, len(LARGE)) == LARGE
+        harmed(key := self._put(large()))
+        assert read_whole(self.store, key, len(large())) == large()
 
     def put_object(self, harmed: Callable[[str], None]) -> None:
         harmed(key := f"k/{uuid.uuid4().hex}")
@@ -94,11 +99,11 @@ class Requests:
 
     def put_object_large(self, harmed: Callable[[str], None]) -> None:
         harmed(key := f"k/{uuid.uuid4().hex}")
-        with slice_of(LARGE) as body:
+        with slice_of(large()) as body:
             stored = self.store.put_file(key, body)
             assert body.crc64nvme == body.crc64nvme_ahead()
         assert self.store.stat(key) == stored
-        assert read_whole(self.store, key, len(LARGE)) == LARGE
+        assert read_whole(self.store, key, len(large())) == large()
 
     def delete_objects(self, harmed: Callable[[str], None]) -> None:
         key = self._put()
@@ -142,12 +147,12 @@ class Requests:
     def _join(self, harmed: Callable[[str], None]) -> None:
         harmed(key := f"k/{uuid.uuid4().hex}")
         upload_id = self.store.begin_upload(key)
-        with slice_of(LARGE) as body:
+        with slice_of(large()) as body:
             part = self.store.upload_part(key, upload_id, 1, body)
             assert body.crc64nvme == body.crc64nvme_ahead()
             stored = self.store.complete_upload(key, upload_id, [part], crc64nvme=body.crc64nvme)
         assert self.store.stat(key) == stored
-        assert read_whole(self.store, key, len(LARGE)) == LARGE
+        assert read_whole(self.store, key, len(large())) == large()
 
 
 SORTS = [name for name in vars(Requests) if not name.startswith("_")]

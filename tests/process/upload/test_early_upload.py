@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 import time
@@ -20,6 +21,11 @@ MIB = 1 << 20
 
 def content(mib: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(mib * MIB)
+
+
+@functools.cache
+def wanted() -> bytes:
+    return content(71)
 
 
 def write_slowly(file: BinaryIO, want: bytes, *, mib: int) -> None:
@@ -138,12 +144,9 @@ def killed_after(place: Place, volume: Path, size_bytes: int) -> None:
         folder.mkdir()
         (folder / "optimizer.pt").write_bytes(b"")
         with (folder / "optimizer.pt").open("ab", buffering=0) as file:
-            write_slowly(file, WANT[: 48 * MIB], mib=16)
-            sent(running, size_bytes, file=file, want=WANT)
+            write_slowly(file, wanted()[: 48 * MIB], mib=16)
+            sent(running, size_bytes, file=file, want=wanted())
             running.kill()
-
-
-WANT = content(71)
 
 
 @pytest.mark.parametrize("finished", ["afterwards", "meanwhile"])
@@ -157,7 +160,7 @@ def test_what_was_sent_of_an_unfinished_checkpoint_is_not_sent_again_after_a_kil
 
     def finish_it() -> None:
         with path.open("ab", buffering=0) as file:
-            file.write(WANT[path.stat().st_size :])
+            file.write(wanted()[path.stat().st_size :])
         (path.parent / ".complete").write_text("{}")
 
     if finished == "meanwhile":
@@ -168,8 +171,8 @@ def test_what_was_sent_of_an_unfinished_checkpoint_is_not_sent_again_after_a_kil
             time.sleep(SCAN_S)
             finish_it()
         running.committed("checkpoint-10")
-        assert place.read("checkpoint-10/optimizer.pt") == WANT
-        assert running.status()["sent_bytes"] <= len(WANT) - 32 * MIB
+        assert place.read("checkpoint-10/optimizer.pt") == wanted()
+        assert running.status()["sent_bytes"] <= len(wanted()) - 32 * MIB
         assert not running.events("orphan_upload_aborted")
     assert not place.unfinished_uploads()
 
@@ -206,18 +209,18 @@ def test_what_was_sent_early_is_kept_for_a_finished_checkpoint_of_which_only_the
         folder = running.ready().volume / "checkpoint-10"
         folder.mkdir()
         with (folder / "optimizer.pt").open("wb", buffering=0) as file:
-            write_slowly(file, WANT[: 48 * MIB], mib=16)
-            sent(running, 32 * MIB, file=file, want=WANT)
+            write_slowly(file, wanted()[: 48 * MIB], mib=16)
+            sent(running, 32 * MIB, file=file, want=wanted())
             running.command("limit", "1kB/s")
-            file.write(WANT[file.tell() :])
+            file.write(wanted()[file.tell() :])
         (folder / ".complete").write_text("{}")
         until(lambda: running.events("checkpoint_finished"), what="held")
         shutil.rmtree(folder)
         running.kill()
     with sidecar(volume, place.settings) as running:
         running.ready().committed("checkpoint-10")
-        assert place.read("checkpoint-10/optimizer.pt") == WANT
-        assert running.status()["sent_bytes"] <= len(WANT) - 32 * MIB
+        assert place.read("checkpoint-10/optimizer.pt") == wanted()
+        assert running.status()["sent_bytes"] <= len(wanted()) - 32 * MIB
         assert not running.events("upload_starts_again")
 
 

@@ -25,6 +25,7 @@ settings.load_profile("project")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until the tests are collected, of which nothing is garbage
     if not _is_worker(config):
         os.environ[servers.SHARED] = tempfile.mkdtemp(prefix="servers-")
 
@@ -41,6 +42,7 @@ def pytest_collection_finish() -> None:
     """
     if "torch" in sys.modules:
         raise pytest.UsageError("a test module imports torch: use tests.lazy.LazyModule")
+    gc.enable()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 

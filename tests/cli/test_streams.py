@@ -53,14 +53,14 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_1(command: s
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), (">&- 2>&- <&-", 0), ("2> /dev/full", 0), ("> /dev/full", 1)])
-def test_a_download_ends_whatever_can_be_printed(redirection: str, code: int, store: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("redirection", ["> /dev/full", *slow(">&-", ">&- 2>&- <&-", "2> /dev/full")])
+def test_a_download_ends_whatever_can_be_printed(redirection: str, store: str, tmp_path: Path) -> None:
     ended = redirected(redirection, "sidecar", "pull", store, str(tmp_path))
-    assert ended.returncode == code, ended.stderr
+    assert ended.returncode == (redirection == "> /dev/full"), ended.stderr
     assert len([*tmp_path.glob("checkpoint-1/shard-*")]) == 300
 
 
-@pytest.mark.parametrize("redirection", ["> /dev/full", "2> /dev/full", "> /dev/full 2>&1", ">&- 2>&-", "| head -n 0"])
+@pytest.mark.parametrize("redirection", ["> /dev/full", *slow("2> /dev/full", "> /dev/full 2>&1", ">&- 2>&-", "| head -n 0")])
 @pytest.mark.parametrize(("command", "code"), [(("status", "--json"), 6), (("run",), 2), (("status", "--typo", "--json"), 2)])
 def test_the_exit_code_of_an_error_stays(command: tuple[str, ...], code: int, redirection: str) -> None:
     ended = redirected(redirection, "sidecar", *command)

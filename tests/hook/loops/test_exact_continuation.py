@@ -44,7 +44,7 @@ PLACES: list[tuple[str, tuple[int, ...]]] = [
     ("lightning_by_steps", (PER_EPOCH - 1, PER_EPOCH)),
     ("lightning_by_its_older_name", (8,)),
 ]
-ALWAYS = ("shuffled", "with_workers", "accelerated", "lightning_in_a_validation")
+ALWAYS = ("shuffled", "accelerated", "lightning_in_a_validation")
 
 
 @pytest.mark.parametrize(

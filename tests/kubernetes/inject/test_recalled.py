@@ -16,6 +16,7 @@ from tests.deploy.building import POD, asked, in_any_order, job, named, pod_of, 
 from tests.deploy.schemas import documents, pod_templates
 from tests.deploy.test_kubernetes import MADE, name_of
 from tests.kubernetes.inject.test_shapes import SHAPES
+from tests.marks import slow
 
 NEW = with_given(Options(), {"image": "registry.example/checkpoint-sidecar:NEW"})
 SEVERAL = [{"name": "logs", "image": "l"}, {"name": "main", "image": "i"}, {"name": "proxy", "image": "p"}]
@@ -40,7 +41,7 @@ def test_the_documented_upgrade_changes_the_images_and_nothing_else(path: Path, 
     assert documents(copied.read_text()) == [upgraded(document) for document in documents(path.read_text())]
 
 
-@pytest.mark.parametrize("mode", ["native", "classic"])
+@pytest.mark.parametrize("mode", ["native", *slow("classic")])
 @pytest.mark.parametrize("name", SHAPES)
 def test_so_it_is_with_manifests_of_others(name: str, mode: str) -> None:
     given = {"store": "s3://bucket/runs/{namespace}/{name}", "image": "x:1", "mode": mode, "install-hook": "true"}

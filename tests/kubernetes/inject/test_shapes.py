@@ -13,6 +13,7 @@ from sidecar.kubernetes.inject.manifests import InjectedText
 from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import sidecar_of, values
 from tests.deploy.schemas import VERSIONS, complaints, documents, pod_templates
+from tests.marks import slow
 
 SHAPES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "shapes").glob("*.yaml"))}
 GIVEN = {"store": "s3://bucket/runs/{name}", "secret": "data-connection", "image": "registry.example/sidecar:1", "grace": "120"}
@@ -37,7 +38,7 @@ def sidecars(name: str, **given: str) -> dict[str, dict[str, Any]]:
     return {pod["containers"][0]["name"]: values(sidecar_of(pod)) for pod in beside}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["native", *slow("hook, native", "classic", "hook, classic")])
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_line_is_lost_the_result_is_valid_and_again_changes_nothing(name: str, variant: str) -> None:
     given, versions = VARIANTS[variant]

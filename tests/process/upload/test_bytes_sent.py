@@ -13,6 +13,7 @@ import pytest
 
 from sidecar.core.format import keys
 from tests import servers
+from tests.marks import slow
 from tests.process.conftest import ON_EACH_KIND, ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
@@ -83,7 +84,7 @@ def test_content_that_changed_without_a_trace_in_the_file_system_is_found_out(pl
         assert place.read("checkpoint-10/model") == after
 
 
-@ON_EACH_KIND
+@pytest.mark.parametrize("place", ["file", *slow("moto"), *servers.REAL_STORES], indirect=True)
 def test_a_large_file_that_is_half_sent_when_the_marker_comes_is_continued(place: Place, tmp_path: Path) -> None:
     content = big(60 * MIB)
     settings = place.settings | {"CKPT_BANDWIDTH_LIMIT": "40MB/s", "CKPT_PART_SIZE": "5Mi"}

@@ -338,7 +338,7 @@ def test_what_is_read_back_and_is_another_writers_is_not_deleted(scripted: Scrip
     assert "Delete" not in [request.operation for request in scripted.asked]
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 412])
+@pytest.mark.parametrize("status", [404, *slow(400, 403, 412)])
 def test_a_probe_that_is_answered_by_another_server_once_does_not_trust_the_store_with_more(
     status: int, moto_endpoint: str, credentials_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.crowded, pytest.mark.timeout(400)]
 TOLD = {"args": {"max_steps": STEPS, "ddp_backend": "gloo"}, "rows": 128}
 HERE = {"CKPT_GRACE_SECONDS": "60", "CKPT_RESUME": "on-demand"}  # eager downloads are through before the trainer asks
 SAVES = {"CKPT_SAVE_STEPS": "5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "20"}
-ON_REAL_STORES = pytest.mark.parametrize("place", REAL_STORES, indirect=True)
+# Each of these stories on one of the servers, as all of its processes train: other tests show in what the servers differ.
+ON_RGW, ON_MINIO = (pytest.mark.parametrize("place", [server], indirect=True) for server in REAL_STORES)
 
 
 class Pod:
@@ -142,7 +143,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest
 
 
-@ON_REAL_STORES
+@ON_RGW
 def test_two_nodes_stop_at_one_step_when_one_is_preempted_or_both_and_go_on_with_the_same_weights(
     place: Place, network: Network, tmp_path: Path, uninterrupted: str
 ) -> None:
@@ -188,7 +189,7 @@ def newest_committed(place: Place) -> str:
     return newest_first(stored.key.split("/")[0] for stored in place.store.list("") if stored.key.endswith("/.complete"))[0]
 
 
-@ON_REAL_STORES
+@ON_MINIO
 def test_sharded_state_comes_back_after_all_pods_were_preempted_and_after_one_was_cut_off_from_the_store(
     place: Place, network: Network, tmp_path: Path
 ) -> None:
@@ -256,10 +257,17 @@ ENGINES = {
 NO_DEEPSPEED = importlib.util.find_spec("deepspeed") is None and not (DEEPSPEED / "deepspeed").is_dir()
 
 
-@ON_REAL_STORES
 @pytest.mark.parametrize(
-    "name",
-    ["accelerate", pytest.param("deepspeed", marks=pytest.mark.skipif(NO_DEEPSPEED, reason="deepspeed is not installed"))],
+    ("place", "name"),
+    [
+        pytest.param("rgw", "accelerate", marks=pytest.mark.rgw),
+        pytest.param(
+            "minio",
+            "deepspeed",
+            marks=[pytest.mark.minio, pytest.mark.skipif(NO_DEEPSPEED, reason="deepspeed is not installed")],
+        ),
+    ],
+    indirect=["place"],
 )
 def test_what_a_library_shards_over_two_nodes_comes_back_on_two_others(
     place: Place, network: Network, tmp_path: Path, name: str

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from sidecar.core.format.checksum import checksum
-from sidecar.errors import NotFound, StoreError, StoreUnavailable
+from sidecar.errors import NotFound, StoreError
 from sidecar.store.protocol import Capabilities, Part, Store
 from tests.store.conftest import ON_EACH_SERVER, Backend, Source, read_all
 from tests.store.test_conformance import content
@@ -148,24 +148,17 @@ def test_writers_that_race_leave_one_whole_object(store: Store, source: Source) 
 
 
 @pytest.mark.slow
-@pytest.mark.crowded
-@pytest.mark.timeout(600)
 def test_ten_thousand_parts_are_listed_and_joined(
     backend: Backend, opened: tuple[Store, Capabilities], store: Store, source: Source
 ) -> None:
-    if backend.sends_bodies_by == "boto3" or backend.kind in ("moto", "checking") or backend.is_shared_folder:
-        pytest.skip("as by the wire or on a local disk; moto takes a minute for it, CephFS several")
+    if opened[1].min_part_bytes > 1 or backend.is_shared_folder:
+        pytest.skip("50 GB, of which the pages of a list are tested by themselves; CephFS takes minutes")
     upload_id = store.begin_upload(KEY)
     parts = send(store, source, upload_id, {number: b"%05d" % number for number in range(1, MOST_PARTS + 1)})
     assert list(store.list_parts(KEY, upload_id)) == parts
-    if opened[1].min_part_bytes <= 1:
-        whole = b"".join(b"%05d" % number for number in range(1, MOST_PARTS + 1))
-        store.complete_upload(KEY, upload_id, parts, crc64nvme=checksum(whole))
-        assert read_all(store, KEY) == whole
-        return
-    # RGW deletes the parts before it answers, which takes minutes on a busy machine.
-    with contextlib.suppress(StoreUnavailable):
-        store.abort_upload(KEY, upload_id)
+    whole = b"".join(b"%05d" % number for number in range(1, MOST_PARTS + 1))
+    store.complete_upload(KEY, upload_id, parts, crc64nvme=checksum(whole))
+    assert read_all(store, KEY) == whole
 
 
 @ON_EACH_SERVER

@@ -11,7 +11,7 @@ from sidecar.upload.commit.committer import Committer
 from tests.simulation.run import batch, play, quiet, search
 from tests.simulation.schedule import Schedule
 
-SCHEDULES = 10_000
+SCHEDULES = 5_000
 
 
 def found(kind: str, broken: list[tuple[int, str]]) -> str:
@@ -26,8 +26,8 @@ def test_the_invariants_hold_in_some_schedules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a minute on two idle cores
-def test_the_invariants_hold_in_ten_thousand_schedules() -> None:
+@pytest.mark.timeout(900)
+def test_the_invariants_hold_in_five_thousand_schedules() -> None:
     totals, broken = search("step", range(SCHEDULES))
     print(dict(totals))
     assert not broken, found("step", broken)

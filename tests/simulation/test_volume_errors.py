@@ -9,8 +9,8 @@ import pytest
 from tests.simulation.run import play
 from tests.simulation.volume_errors import FailingCall
 
-SEEDS = (4, 7, 15)
-"""Schedules with commits, resumes and retention. A pod starts, ends and is replaced in each."""
+SCHEDULES = ((4, errno.EIO), (7, errno.ESTALE), (15, errno.EIO))
+"""Seeds of schedules with commits, resumes and retention, in each of which a pod is replaced; and the error."""
 
 
 def with_error(seed: int, which: int | None, number: int) -> tuple[FailingCall, str | None]:
@@ -22,8 +22,7 @@ def with_error(seed: int, which: int | None, number: int) -> tuple[FailingCall, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "number"), SCHEDULES)
 def test_an_error_of_one_call_to_the_volume_costs_nothing(seed: int, number: int) -> None:
     counted, broken = with_error(seed, None, number)
     assert broken is None

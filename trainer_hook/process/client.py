@@ -149,6 +149,7 @@ class Client:
 
         def ask() -> list[int]:
             nonlocal is_store_away
+            is_store_away = False
             path = f"/v1/checkpoints?where=store&before_step={than_step}&limit={_PAGE}"
             status, content = self._call("GET", path, None, timeout_s=60)
             is_store_away = status == _SERVICE_UNAVAILABLE

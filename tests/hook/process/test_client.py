@@ -268,6 +268,24 @@ def test_many_older_checkpoints_are_asked_for_in_pages(answers: Answers, volume:
     assert len(pages) == 3
 
 
+def test_a_sidecar_that_ends_while_its_store_is_away_is_waited_for_no_longer_than_any_other(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All GPUs waited for CKPT_RESUME_TIMEOUT_S."""
+    client, calls = Client("http://127.0.0.1:9", volume), itertools.count()
+
+    def call(*_: Any, **__: Any) -> tuple[int, Any]:
+        if next(calls) > 0:
+            raise ConnectionRefusedError("refused")
+        return 503, {"detail": "the store does not answer"}
+
+    monkeypatch.setattr(client, "_call", call)
+    began_s = time.monotonic()
+    with pytest.raises(SidecarAbsent, match="refused"):
+        older(client, 20)
+    assert time.monotonic() - began_s < 4
+
+
 def test_a_proxy_in_the_environment_is_not_used(answers: Answers, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     assert resume(answers, volume).known

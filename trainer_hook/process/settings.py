@@ -37,7 +37,8 @@ class Settings:
     DeepSpeed, ``plain``) saves block. Each rank that saves needs memory for a copy of its part and 0.4 GB; without it a save
     blocks, and the log says so."""
     resume_timeout_s: float = 600.0
-    """Longest wait in seconds for a checkpoint to resume from. If a node does not have it by then, no older one is tried."""
+    """Longest wait in seconds for a checkpoint to resume from. If a node does not have it by then, no older one of the store
+    is tried."""
     sidecar_url: str = f"http://127.0.0.1:{DEFAULT_API_PORT}"
     """URL of the sidecar."""
     fail_without_store: bool = False

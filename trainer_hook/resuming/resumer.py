@@ -104,11 +104,9 @@ class Resumer:
                 return Choice(answer.checkpoint, folder, answer.meta, source, self._identity(folder).attempt)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
-            if not self._consensus.all_agree(not self._is_out_of_time):
-                late = f"not every node had {answer.checkpoint} in time: raise CKPT_RESUME_TIMEOUT_S, or look at its sidecar"
-                answer = ResumeResult(detail=late, known=False)
-                break
-            answer = self._consensus.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
+            in_time = self._consensus.all_agree(not self._is_out_of_time)
+            older = self._older(answer.checkpoint, train_call, in_time=in_time) if rank_0 else None
+            answer = self._consensus.from_rank_0(older)
         if not answer.known:
             if self._settings.fail_without_store:
                 warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {answer.detail}")
@@ -186,7 +184,7 @@ class Resumer:
     def _is_here(self, name: str, train_call: int | None) -> bool:
         """Whether a checkpoint can be resumed from without a sidecar."""
         if name == LATEST:
-            return not self._settings.fail_without_store and self._newest_local(train_call) is not None
+            return self._newest_local(train_call) is not None
         marker = _marker(self._volume / name)
         is_whole = bool(marker.files) and contract.META_PARTIAL not in marker.meta
         others = self._of_other_runs() if is_whole else None
@@ -212,8 +210,12 @@ class Resumer:
             return self._local(train_call, str(answer.detail))
         return answer
 
-    def _ask_older(self, refused: ResumeResult, train_call: int) -> ResumeResult:
-        step, unknown = contract.step_of(refused.checkpoint or "") or 0, None
+    def _older(self, refused: str, train_call: int, *, in_time: bool) -> ResumeResult:
+        """Return an older checkpoint than a refused one: of the store if all nodes are in time, else of the volume."""
+        step, unknown = contract.step_of(refused) or 0, None
+        if not in_time:
+            late = f"not every node had {refused} in time: raise CKPT_RESUME_TIMEOUT_S, or look at its sidecar"
+            return self._local(train_call, late, before_step=step)
 
         def is_awaited() -> bool:
             return lease.sidecar_holds(self._volume) and self._newest_local(train_call, before_step=step) is None
@@ -222,9 +224,11 @@ class Resumer:
         try:
             for name in self._client.older_checkpoints(step, timeout_s=timeout_s, tell=info, is_awaited=is_awaited):
                 answer = self._request(name, train_call)
-                if answer.checkpoint is not None or self._is_out_of_time:
+                if answer.checkpoint is not None:
                     return answer
                 unknown = unknown if answer.known else str(answer.detail)
+                if self._is_out_of_time:
+                    break
         except SidecarAbsent as absent:
             unknown = str(absent)
         return ResumeResult() if unknown is None else self._local(train_call, unknown, before_step=step)
@@ -232,8 +236,10 @@ class Resumer:
     def _newest_local(self, train_call: int | None, before_step: int | None = None) -> LocalCheckpoint | None:
         """Return the newest whole checkpoint on the volume that has no parts on other nodes, and no reason against it.
 
-        ``before_step``: only lower steps; ``None``: all.
+        ``before_step``: only lower steps; ``None``: all. None with ``CKPT_ON_STORE_FAILURE=fail``.
         """
+        if self._settings.fail_without_store:
+            return None
         usable = [
             c
             for c in finished_on(self._volume)
@@ -255,7 +261,7 @@ class Resumer:
 
     def _local(self, train_call: int, why: str, before_step: int | None = None) -> ResumeResult:
         newest = self._newest_local(train_call, before_step)
-        if newest is None or self._settings.fail_without_store:
+        if newest is None:
             return ResumeResult(detail=why, known=False)
         warn(f"{why}; continues from {newest.name}, the newest usable one on the volume")
         return ResumeResult(newest.name, "local", meta=dict(newest.marker.meta), known=False)

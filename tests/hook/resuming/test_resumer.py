@@ -171,6 +171,40 @@ def test_without_a_sidecar_an_older_checkpoint_on_the_volume_is_used_where_the_n
         choose(CKPT_ON_STORE_FAILURE="fail")
 
 
+class OutOfTime(Client):
+    """A sidecar whose store does not answer: the request for ``slow`` takes as long as it may."""
+
+    def __init__(self, volume: Path, slow: str) -> None:
+        super().__init__("http://127.0.0.1:9", volume)
+        self._slow = slow
+
+    def resume(self, checkpoint: str, **asked: Any) -> ResumeResult:
+        if checkpoint != self._slow:
+            return ResumeResult("checkpoint-10", "store")
+        time.sleep(asked["timeout_s"])
+        return ResumeResult(detail="the store does not answer", known=False)
+
+    def older_checkpoints(self, than_step: int, **_: Any) -> Any:
+        return iter(["checkpoint-9"])
+
+
+@pytest.mark.parametrize("slow", ["latest", "checkpoint-9"])
+def test_nor_does_a_store_that_takes_all_of_the_time_hide_the_older_ones_on_the_volume(tmp_path: Path, slow: str) -> None:
+    """Training began from scratch beside a checkpoint that needs no store."""
+    for step in (5, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        finish(tmp_path / f"checkpoint-{step}", Marker(step=step))
+
+    def check(folder: Path) -> None:
+        if folder.name == "checkpoint-10":
+            raise OSError("it lacks a file")
+
+    settings = from_environment({"CKPT_DIR": str(tmp_path), "CKPT_RESUME_TIMEOUT_S": "0.05"})
+    chosen = Resumer(settings, OutOfTime(tmp_path, slow), RankConsensus(), missing=none_missing, check=check).choose(0)
+    assert chosen is not None
+    assert chosen.name == "checkpoint-5"
+
+
 @pytest.mark.parametrize(("nodes", "meta", "is_usable"), [(1, {}, True), (2, {}, False), (2, {META_RESTORED: "0" * 16}, True)])
 def test_what_only_this_nodes_ranks_wrote_is_not_all_that_they_read(
     nodes: int, meta: dict[str, Any], is_usable: bool, tmp_path: Path

@@ -53,8 +53,8 @@ def was_finished_later(ours: Finished, theirs: Finished, seen: Seen = NOTHING_SE
         return False
     if ours.is_inherited is not theirs.is_inherited:  # this pod's trainer began after the pod that left the other one
         return theirs.is_inherited
-    if ours.attempt != theirs.attempt and theirs.restored_from is not None:  # the pod's trainer began with what it downloaded
-        return True
+    if ours.attempt != theirs.attempt and theirs.restored_from is not None and not ours.is_inherited:
+        return True  # this pod's trainer began with what it downloaded
     if _are_of_one_call(ours, theirs) and ours.resume_step is not None and theirs.resume_step is not None:
         if ours.resume_step > theirs.resume_step:
             return True

@@ -227,6 +227,13 @@ def test_an_attempt_that_the_pod_saw_begin_later_is_later_also_if_rank_0_is_on_a
     assert finished_later(one, [other], seen) == int(is_later)
 
 
+def test_of_what_earlier_pods_left_a_download_may_be_the_later_one() -> None:
+    """Another volume's attempt went on, and a pod downloaded its step: the next pod took the older step for the newer one."""
+    ours = replace(finished(40, 1.8e9, attempt=BEHIND), is_inherited=True)
+    theirs = replace(finished(60, 1.8e9 + 60, attempt=ATTEMPT), meta={META_RESTORED: "0" * 16}, is_inherited=True)
+    assert not was_finished_later(ours, theirs)
+
+
 def test_what_was_downloaded_was_not_finished_later_and_what_an_earlier_pod_left_was_earlier() -> None:
     one, other = finished(10, 1.8e9), finished(20, 1.8e9 + 1)
     assert not was_finished_later(replace(other, meta={META_RESTORED: "0" * 16}), one)

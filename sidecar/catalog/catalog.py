@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.catalog.events import Events
 from sidecar.core.commit.training_line import finished_later, was_finished_later
-from sidecar.core.format.attempts import Seen
+from sidecar.core.format.attempts import NOTHING_SEEN, Seen
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.lifecycle.rejection import Marked, newest_rejected
 from sidecar.core.lifecycle.save_profile import save_profile
@@ -213,7 +213,10 @@ class Catalog:
     def _is_after(self, tracked: Tracked, other: Tracked) -> bool:
         """Whether a checkpoint was finished later than another one."""
         ours, theirs = tracked.checkpoint, other.checkpoint
-        return ours is not None and theirs is not None and was_finished_later(ours, theirs, self._seen())
+        if ours is None or theirs is None:
+            return False
+        # What the pod has seen is read from the volume. Within an attempt it says nothing.
+        return was_finished_later(ours, theirs, NOTHING_SEEN if ours.attempt == theirs.attempt else self._seen())
 
     def finished_later(self, tracked: Tracked, others: Iterable[Tracked]) -> int:
         """Return how many of the others were certainly finished later than a checkpoint."""

@@ -6,7 +6,7 @@ Without it, a job of fewer nodes takes its parts of an earlier job's step for al
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.lifecycle import volume_users
@@ -20,17 +20,11 @@ MOST_VERSIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeNode:
+class VolumeNode(volume_users.VolumeUser):
     """A node that used the volume."""
 
     node: Node | None
     """``None``: one of several, their number unknown."""
-    versions: frozenset[str] = frozenset()
-    """Versions of the finished checkpoints that it left; of the present node: none."""
-
-    def having(self, versions: frozenset[str]) -> VolumeNode:
-        """Return it with other versions."""
-        return replace(self, versions=versions)
 
 
 def taken_over(before: Sequence[VolumeNode], me: Node | None, present: Collection[str]) -> list[VolumeNode]:
@@ -74,7 +68,7 @@ def _fields(node: Node | None) -> dict[str, int | None]:
 def _decoded(fields: Mapping[str, Any]) -> VolumeNode:
     index, count, versions = fields.get("index"), fields.get("count"), fields.get("versions")
     known = versions if isinstance(versions, list) else []
-    return VolumeNode(_node(index, count), frozenset(v for v in known if isinstance(v, str)))
+    return VolumeNode(_node(index, count), versions=frozenset(v for v in known if isinstance(v, str)))
 
 
 def _node(index: Any, count: Any) -> Node | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.lifecycle import volume_users
@@ -17,19 +17,13 @@ MOST_VERSIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeRun:
+class VolumeRun(volume_users.VolumeUser):
     """A run that used the volume."""
 
     store: str
     """``CKPT_STORE``."""
     name: str | None
     """``CKPT_RUN_ID``, else its job; ``None``: it has none."""
-    versions: frozenset[str] = frozenset()
-    """Versions of the finished checkpoints that it left; of the present run: none."""
-
-    def having(self, versions: frozenset[str]) -> VolumeRun:
-        """Return it with other versions."""
-        return replace(self, versions=versions)
 
 
 def is_same_run(one: VolumeRun, other: VolumeRun) -> bool:
@@ -69,6 +63,5 @@ def _run(fields: Any) -> VolumeRun | None:
         return None
     name, versions = fields.get("name"), fields.get("versions")
     known = versions if isinstance(versions, list) else []
-    return VolumeRun(
-        fields["store"], name if isinstance(name, str) else None, frozenset(v for v in known if isinstance(v, str))
-    )
+    own_name = name if isinstance(name, str) else None
+    return VolumeRun(fields["store"], own_name, versions=frozenset(v for v in known if isinstance(v, str)))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 
-class VolumeUser(Protocol):
+@dataclass(frozen=True, slots=True)
+class VolumeUser:
     """One that used the volume."""
 
-    @property
-    def versions(self) -> frozenset[str]:
-        """Versions of the finished checkpoints that it left; of the present user: none."""
-        ...
-
-    def having(self, versions: frozenset[str]) -> Self:
-        """Return it with other versions."""
-        ...
+    versions: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """Versions of the finished checkpoints that it left; of the present user: none."""
 
 
 User = TypeVar("User", bound=VolumeUser)
@@ -36,6 +32,6 @@ def taken_over(
     """
     users, there = list(before), frozenset(present)
     if users:
-        users[0] = users[0].having(there.difference(*(user.versions for user in users[1:])))
-    others = [user.having(user.versions & there) for user in users if not is_same(user, me)]
-    return [me.having(frozenset()), *(user for user in others if user.versions)][:most]
+        users[0] = replace(users[0], versions=there.difference(*(user.versions for user in users[1:])))
+    others = [replace(user, versions=user.versions & there) for user in users if not is_same(user, me)]
+    return [replace(me, versions=frozenset()), *(user for user in others if user.versions)][:most]

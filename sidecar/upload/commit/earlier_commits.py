@@ -13,7 +13,7 @@ from sidecar.core.commit.resume import newest_first
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.core.lifecycle.unchecked_commits import MOST, unchecked_commits
-from sidecar.errors import Fenced, StoreError
+from sidecar.errors import StoreError
 from sidecar.lifecycle.deadline import Deadline
 from sidecar.repository.documents import StoredCommit
 from sidecar.store.protocol import Store
@@ -55,7 +55,7 @@ class EarlierCommits:
     ``PostCommitCheck`` looks at the newest durable step alone: a step that a newer one has followed within seconds is checked
     here.
 
-    A damaged commit is revoked if its step is on this volume: then the step is uploaded again. Otherwise it is quarantined.
+    A damaged commit is quarantined. If its step is on this volume, the step is uploaded again, which replaces the commit.
     """
 
     def __init__(
@@ -124,8 +124,6 @@ class EarlierCommits:
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._check(name)
-        except Fenced:  # a later pod is responsible for the prefix now
-            return
         except (StoreError, TimeoutError) as error:
             log.warning("commit_not_looked_at", checkpoint=name, error=str(error), hint=_NOT_READ)
 
@@ -151,22 +149,16 @@ class EarlierCommits:
         again = await self._committer.stored_commit(name) if damaged else None
         if again is None or again.crc64nvme != stored.crc64nvme:  # whole, or somebody writes the step again
             return
+        await self._quarantine(name, stored, damaged)
         if self._is_on_volume(tracked):
-            await self._send_again(tracked, stored, damaged)
-        else:
-            await self._quarantine(name, stored, damaged)
+            reason = "a late request damaged it after its commit: it is uploaded again"
+            self._catalog.move(tracked, State.FINISHED, reason=reason)
 
     def _is_on_volume(self, tracked: Tracked | None) -> TypeGuard[Tracked]:
         """Whether this node alone can upload a checkpoint again."""
         if tracked is None or tracked.checkpoint is None or tracked.is_restored or self._catalog.is_replaced(tracked):
             return False
         return tracked.state is State.COMMITTED and tracked.checkpoint.node.count == 1
-
-    async def _send_again(self, tracked: Tracked, stored: StoredCommit, damaged: list[str]) -> None:
-        log.error("commit_taken_back", checkpoint=tracked.name, damaged=damaged[:8], hint="it is uploaded again")
-        if await self._committer.revoke_commit(tracked.name, judged=stored) and tracked.state is State.COMMITTED:
-            reason = "a late request damaged it after its commit: it is uploaded again"
-            self._catalog.move(tracked, State.FINISHED, reason=reason)
 
     async def _quarantine(self, name: str, stored: StoredCommit, damaged: list[str]) -> None:
         gone = [key for key in damaged if not await self._executor.persistently(lambda key=key: list(self._store.list(key)))]

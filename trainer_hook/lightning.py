@@ -157,7 +157,6 @@ def _install(fit: Fit, undo: contextlib.ExitStack) -> None:
     """Follow one ``fit()`` through the methods of its loops; ``undo`` removes all of it."""
     trainer = fit.trainer
     loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    fit.call.defer_signals()
     undo.callback(fit.call.close)
     _fits.append(fit)
     undo.callback(_fits.remove, fit)

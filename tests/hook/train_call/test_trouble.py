@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests import mounts
-from tests.hook.job import Answers, finished, script, training
+from tests.hook.job import PATIENCE_S, Answers, finished, script, training
+from tests.hook.story import example
 from tests.ports import free_port
 from tests.process.sidecar_process import until
 
@@ -25,15 +26,17 @@ def test_sigterm_before_training_ends_the_script_at_once(volume: Path, answers: 
 
 
 @pytest.mark.slow
-def test_sigterm_during_the_resume_download_ends_the_script(volume: Path, answers: Answers) -> None:
+@pytest.mark.parametrize(
+    "command", [script(), example("train_torch.py"), example("train_lightning.py")], ids=["trainer", "loop", "lightning"]
+)
+def test_sigterm_during_the_resume_download_ends_the_script(command: list[str], volume: Path, answers: Answers) -> None:
     def still(asked: Any) -> Any:
         time.sleep(0.2)
         return 200, {"state": "downloading", "checkpoint": "checkpoint-7"}
 
     answers.by_call |= {"POST /v1/resume": still, "GET /v1/resume": still}
-    with training(script(), volume, answers.settings) as running:
-        running.said("made\n")
-        until(lambda: len(answers.asked) > 3)
+    with training(command, volume, answers.settings) as running:
+        until(lambda: len(answers.asked) > 3, timeout_s=PATIENCE_S)
         assert running.terminate(timeout_s=30) == 143, running.log()
         assert running.steps() == []
 

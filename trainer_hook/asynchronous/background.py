@@ -20,6 +20,7 @@ from trainer_hook.asynchronous.jobs import Job, SnapshotLayout
 from trainer_hook.asynchronous.snapshot import Copier, TornSnapshot, steps_alone
 from trainer_hook.asynchronous.writer_process import KILL_TIMEOUT_S, NotWritten, Writer
 from trainer_hook.process.log import info, warn
+from trainer_hook.volume.space import is_of_full_volume
 
 MAX_CONSECUTIVE_FAILURES = 2
 """After this number of failures in a row, saves block training."""
@@ -182,7 +183,7 @@ class Background:
         if isinstance(error, TornSnapshot):
             self._torn = True  # later snapshots do not overlap with training
             return
-        if isinstance(error, RankFailed) or (isinstance(error, NotWritten) and str(error).startswith("the volume is full")):
+        if isinstance(error, RankFailed) or (isinstance(error, NotWritten) and is_of_full_volume(str(error))):
             return  # the failure of another rank, or one that a blocking save would have, too
         self._failures += 1
         if self._failures == MAX_CONSECUTIVE_FAILURES:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import mmap
 import os
 import pickle
@@ -21,34 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous.jobs import Job, Memory
+from trainer_hook.volume.space import described
 
 NICENESS = 10
 PARENT_POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1
-_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 def answer(job: Job, mapped: mmap.mmap) -> dict[str, Any]:
     """Do one job.
 
     Returns:
-        ``results``, one for each file; or ``error``, and whether the volume was ``full``.
+        ``results``, one for each file; or ``error``.
     """
     try:
         memory = Memory(mapped)
         return {"results": [file.write(Path(job.folder), memory) for file in job.files]}
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"[:500].replace("\n", " ")
-        return {"error": text, "full": any(reason in text for reason in _FULL) or _is_full(job.folder)}
-
-
-def _is_full(folder: str) -> bool:
-    """Check the file system: torch does not say why a write failed."""
-    try:
-        space = os.statvfs(folder)
-    except OSError:
-        return False
-    return space.f_bavail * space.f_frsize < (1 << 20) or (space.f_files > 0 and space.f_favail == 0)
+        return {"error": described(error, Path(job.folder))}
 
 
 def _die_with(parent: int) -> None:

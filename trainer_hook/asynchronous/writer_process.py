@@ -81,7 +81,7 @@ class Writer:
             self.close()
             raise WriterDied(f"the writer process ended with {self._process.returncode}") from None
         if "error" in answer:
-            raise NotWritten(f"{'the volume is full: ' if answer['full'] else ''}{answer['error']}")
+            raise NotWritten(answer["error"])
         results: list[Any] = answer["results"]
         return results
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 from trainer_hook.process.client import Client
 from trainer_hook.process.log import info, warn
+from trainer_hook.volume.space import free_bytes
 
 GROWTH_FACTOR = 1.05
 """Most by which a checkpoint is larger than the one before."""
@@ -33,9 +33,9 @@ class DiskAdmission:
             return True
         if not self._warned:
             self._warned = True
-            free_bytes = _free_bytes(self._volume)
             warn(
-                f"saves are skipped: {self._volume} has {free_bytes:,} bytes free, a checkpoint takes about {expected_bytes:,};"
+                f"saves are skipped: {self._volume} has {free_bytes(self._volume):,} bytes free, a checkpoint takes about "
+                f"{expected_bytes:,};"
                 " nothing on it is durable and may go. Make the volume larger, or set CKPT_SAVE_TOTAL_LIMIT"
             )
         return False
@@ -46,15 +46,10 @@ class DiskAdmission:
         Raises ``OSError``: the free space of the volume is unknown.
         """
         wanted_bytes = int(expected_bytes * GROWTH_FACTOR)
-        if _free_bytes(self._volume) >= wanted_bytes:
+        if free_bytes(self._volume) >= wanted_bytes:
             return True
         with contextlib.suppress(OSError):  # no sidecar, or one without this request: nothing is deleted
             gone = self._client.make_room(wanted_bytes, timeout_s=MAKE_ROOM_TIMEOUT_S)
             if gone:
                 info(f"freed space on the volume: {', '.join(gone)} left it")
-        return _free_bytes(self._volume) >= wanted_bytes
-
-
-def _free_bytes(volume: Path) -> int:
-    space = os.statvfs(volume)
-    return space.f_bavail * space.f_frsize
+        return free_bytes(self._volume) >= wanted_bytes

@@ -24,6 +24,7 @@ from trainer_hook.volume.doubts import is_among, of_other_runs
 from trainer_hook.volume.publish import make_system_folders
 from trainer_hook.volume.rank_records import RankRecords
 from trainer_hook.volume.retry import retried
+from trainer_hook.volume.space import described
 
 STAGING = f"{contract.SYSTEM_DIR}/saving"
 """Folder for libraries that name a step's folder themselves. It is then renamed, to count the steps of earlier calls."""
@@ -293,7 +294,7 @@ class StepSaver:
                 remove(self._volume / name)
 
     def _failed(self, name: str, error: Exception) -> None:
-        warn(f"{name} could not be saved ({type(error).__name__}: {error}); training goes on, the older ones stand")
+        warn(f"{name} could not be saved ({described(error, self._volume)}); training goes on, the older ones stand")
         self._session.not_saved[name] = None
         with contextlib.suppress(OSError):
             remove(self._volume / name)
@@ -374,7 +375,7 @@ class StepSaver:
                 finish(folder, self.marker(folder, "final", {}, global_step=global_step))
                 self.records.finished(contract.FINAL)
         except Exception as error:
-            warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
+            warn(f"final/ could not be saved ({described(error, self._volume)}); the checkpoints stand")
             self._session.not_saved[contract.FINAL] = None
             with contextlib.suppress(OSError):
                 remove(folder)

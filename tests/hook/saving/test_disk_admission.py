@@ -21,7 +21,7 @@ from trainer_hook.saving.disk_admission import DiskAdmission
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def have(free_bytes: int) -> None:
-        monkeypatch.setattr(disk_admission, "_free_bytes", lambda volume: free_bytes)
+        monkeypatch.setattr(disk_admission, "free_bytes", lambda volume: free_bytes)
 
     return have
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.mounts import small_volume
 from tests.ports import free_port
 from trainer_hook import contract
 from trainer_hook.process.client import Client
@@ -291,3 +292,22 @@ def test_a_checkpoint_that_cannot_be_deleted_costs_no_other_one(
     assert saver.save(3, "periodic")
     assert finished(tmp_path) == {"checkpoint-1", "checkpoint-3"}
     assert "checkpoint-1 could not be deleted: [Errno 13] Permission denied" in capsys.readouterr().err
+
+
+def test_an_error_of_torch_on_a_full_volume_says_that_it_is_full(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch says ``unexpected pos 64 vs 0``, or ``iostream error``."""
+    torch = pytest.importorskip("torch")
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        torch.save(torch.zeros(1 << 20), folder / "model.pt")
+
+    monkeypatch.setattr(writer, "write", write)
+    with small_volume(tmp_path / "small", "3m") as volume:
+        saver = saver_on(volume, writer)
+        assert not saver.save(5, "jit")
+        assert not (volume / "checkpoint-5").exists()
+        saver.save_final(5)
+    assert capsys.readouterr().err.count(" could not be saved (the volume is full: RuntimeError: ") == 2

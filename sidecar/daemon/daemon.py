@@ -39,7 +39,7 @@ from sidecar.tasks import first_error, run_forever, run_together
 from sidecar.thread_pool import ThreadPool
 from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Place
-from sidecar.volume.retry import retried
+from sidecar.volume.retry import retried_until
 from sidecar.volume.sockets import listen_unix
 from trainer_hook.contract import API_SOCKET, LOCK
 
@@ -77,9 +77,13 @@ class Daemon:
         """
         services = self.services
         asyncio.get_running_loop().set_default_executor(ThreadPool(None, "volume"))
-        if not await self._take_volume():
-            return exit_report.ended_waiting(services.volume)
+        told_to_end = asyncio.Event()
+        _on_signals(told_to_end.set)
+        if (no_volume := await self._take_volume(told_to_end)) is not None:
+            return exit_report.ended_without_volume(services.volume, no_volume)
         _on_signals(self._on_sigterm)
+        if told_to_end.is_set():  # between two tries to use the volume
+            self._on_sigterm()
         servers = self._servers()
         gc.freeze()  # collections skip the objects of imports, which live as long as the process
         gc.enable()
@@ -109,10 +113,9 @@ class Daemon:
                 (services.volume / API_SOCKET).remove()
         return code
 
-    async def _take_volume(self) -> bool:
-        """Lock and prepare the volume. Returns False if a signal to end came first."""
-        told_to_end, volume = asyncio.Event(), self.services.volume
-        _on_signals(told_to_end.set)
+    async def _take_volume(self, told_to_end: asyncio.Event) -> str | None:
+        """Lock and prepare the volume. Returns why it could not be used until ``told_to_end`` was set; ``None``: it is."""
+        volume = self.services.volume
         try:
             volume.prepare_state()
         except OSError as error:
@@ -121,18 +124,17 @@ class Daemon:
                 f"into the sidecar alone, writable for user {os.geteuid()}"
             ) from None
         try:
-            await retried(self._prepare_volume)
-            if not await retried(hold_volume, volume / LOCK, told_to_end=told_to_end):
-                return False
+            await retried_until(told_to_end, self._prepare_volume)
+            if not await retried_until(told_to_end, hold_volume, volume / LOCK, told_to_end=told_to_end):
+                return "another sidecar used the volume until the end"
             self.services.token_file.publish()
+            self._install_hook()
+            await retried_until(told_to_end, self._begin_run)
         except OSError as error:
+            if told_to_end.is_set():
+                return f"{error.filename or self._settings.dir}: {error.strerror}: the volume failed until the end"
             raise ConfigurationError(_no_volume(self._settings, error)) from None
-        self._install_hook()
-        try:
-            await retried(self._begin_run)
-        except OSError as error:
-            raise ConfigurationError(_no_volume(self._settings, error)) from None
-        return True
+        return None
 
     async def _prepare_volume(self) -> None:
         self.services.volume.prepare()

@@ -100,19 +100,19 @@ async def write_in_time(volume: Volume, report: dict[str, Any]) -> None:
     writer.shutdown(wait=False)
 
 
-def ended_waiting(volume: Volume) -> int:
-    """Return the exit code of a process that ended while another sidecar used the volume; write the termination message.
+def ended_without_volume(volume: Volume, why: str) -> int:
+    """Return the exit code of a process that ended before it could use the volume; write the termination message.
 
-    The other sidecar may have ended by its deadline, so it is unknown whether the finished checkpoints on the volume are
-    durable. The exit report on the volume belongs to the other one.
+    Another sidecar, which may have ended by its deadline, or an error kept it from that: it is unknown whether the finished
+    checkpoints on the volume are durable. The exit report on the volume belongs to another sidecar process.
     """
     try:
         finished = [name for name in volume.names() if volume.read_marker_version(name) is not None]
+        if not finished:
+            return EXIT_DONE
+        unseen = f"{why}; on it are {', '.join(sorted(finished)[:MOST_NAMED])}"
     except OSError as error:
-        finished = [f"the volume cannot be read: {error.strerror}"]
-    if not finished:
-        return EXIT_DONE
-    unseen = f"another sidecar used the volume until the end; on it are {', '.join(sorted(finished)[:MOST_NAMED])}"
+        unseen = f"{why}; it cannot be read: {error.strerror}"
     log.error("ended_without_the_volume", reason=unseen, hint="the next sidecar on this volume sends what is not durable")
     termination_message.write(f"not everything finished is known to be durable: {unseen}")
     return EXIT_GIVEN_UP

@@ -28,7 +28,7 @@ async def hold_volume(lock: Place, *, told_to_end: asyncio.Event) -> bool:
     """Wait until no other sidecar uses the volume, then hold its lock until this process ends.
 
     Returns:
-        False if ``told_to_end`` was set first; the lock is not held then.
+        False if ``told_to_end`` was set while another one used it; the lock is not held then.
 
     Raises:
         OSError: The lock cannot be opened.
@@ -42,7 +42,7 @@ async def hold_volume(lock: Place, *, told_to_end: asyncio.Event) -> bool:
             is_logged = True
         if await within(RETRY_S, told_to_end.wait()):
             return False
-    return not told_to_end.is_set()
+    return True
 
 
 def try_to_hold(lock: Place) -> int | None:

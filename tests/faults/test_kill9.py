@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from time import sleep
 
 import pytest
 
+from sidecar.core.lifecycle.phases import margin_s
 from tests.faults.bucket import MIB, Bucket, random_bytes
 from tests.faults.plan import Fault, Kind
 from tests.faults.proxy import Exchange, FaultProxy
@@ -193,6 +195,43 @@ def test_an_upload_killed_at_a_turning_point_ends_as_if_it_had_not_been(
             running.committed("checkpoint-1")
             assert running.terminate() == 0
     ends_well(series, proxy, moto_bucket, kills=1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "key", "passes"),
+    [
+        ("UploadPart", "model", True),
+        ("CompleteMultipartUpload", "model", True),
+        ("PutObject", MANIFEST, False),
+        ("PutObject", "checkpoint-1/.complete", True),
+    ],
+)
+def test_a_flush_killed_at_a_turning_point_goes_on_in_what_is_left_of_the_grace_period(
+    operation: str, key: str, passes: bool, moto_bucket: Bucket, tmp_path: Path
+) -> None:
+    trap, volume = Trap(operation, key, passes=passes), tmp_path / "volume"
+    proxy, files = FaultProxy(moto_bucket.endpoint, trap), {"small": b"small", "model": random_bytes(17 * MIB, 1)}
+    write_checkpoint(volume, "checkpoint-1", files)
+    (volume / "checkpoint-1/.complete").unlink()
+    with proxy.running() as endpoint, (volume / "checkpoint-1/model").open("r+b", buffering=0) as file:
+        file.truncate(12 * MIB)
+        settings = SETTINGS | moto_bucket.settings(endpoint) | {"CKPT_GRACE_SECONDS": "300"}
+        with sidecar(volume, settings) as running:
+            file.seek(12 * MIB)
+            grow_until(file, files["model"], lambda: sent_bytes(proxy) > 5 * MIB, what="a part is sent early")
+            trap.prey = running
+            running.call("POST", "/v1/drain")
+            file.write(files["model"][file.tell() :])
+            (volume / "checkpoint-1/.complete").touch()
+            assert running.wait() == -signal.SIGKILL
+        with sidecar(volume, settings) as running:
+            until(lambda: (running.ready().status()["termination"] or {}).get("source") == "api", what="the notice counts")
+            assert running.status()["termination"]["deadline_in_s"] < 300 - margin_s(300)
+            assert running.terminate() == 0
+            assert running.report["newest_durable_step"] == 1
+    moto_bucket.assert_holds("checkpoint-1", files)
+    assert (moto_bucket.unfinished_uploads(), commits(proxy, "checkpoint-1")) == ([], 1)
+    assert sent_bytes(proxy) <= size_bytes(files) + CONCURRENCY * PART_BYTES
 
 
 LARGE = {"model": (160 * MIB, 1), "optimizer": (3 * MIB, 2), "empty": (0, 3)}

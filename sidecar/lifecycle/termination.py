@@ -130,7 +130,10 @@ class Termination:
 
     def poll_notice(self) -> bool:
         """Check for the hook's ``terminating`` file, also after another notice. Returns whether it is the first notice."""
-        raw = self._volume.read_small(TERMINATING)
+        try:
+            raw = self._volume.read_small(TERMINATING, surely=True)
+        except OSError:  # neither is it missing nor is it new
+            return False
         if raw is None:
             self._absent_s, self._void, self._taken = time.monotonic(), None, None
         if raw is None or raw in (self._void, self._taken):

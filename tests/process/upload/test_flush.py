@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -263,3 +264,24 @@ def test_a_void_notice_that_cannot_be_removed_does_not_come_back(tmp_path: Path,
     monkeypatch.setattr(opener.Place, "remove", read_only)
     assert termination.expire()
     assert not termination.poll_notice()
+    poll_a_volume_that_fails(termination, monkeypatch)
+    assert not termination.poll_notice()
+
+
+def test_a_volume_that_fails_at_the_notice_moves_no_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = Volume(tmp_path)
+    volume.prepare()
+    termination = Termination(volume, grace_s=30.0)
+    (tmp_path / ".ckpt/terminating").write_bytes(encode_notice(Notice(rfc3339(time.time() - 10), "sigterm")))
+    poll_a_volume_that_fails(termination, monkeypatch)
+    assert termination.poll_notice()
+    assert (termination.deadline.left_s() or 0) < 20
+
+
+def poll_a_volume_that_fails(termination: Termination, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opener.Place, "read", failing)
+        assert not termination.poll_notice()

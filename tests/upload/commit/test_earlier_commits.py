@@ -169,11 +169,12 @@ async def test_no_more_than_a_few_commits_are_asked_for_and_none_that_cannot_be_
 async def test_a_store_that_refuses_or_a_pod_that_ends_leaves_it_to_the_next_start(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(earlier_commits, "ANSWER_S", 0.2)
     start.store.delete([OBJECT])
-    for prefix in (COMMIT, keys.folder(NAME)):
-        start.store.refused = prefix
-        await start.earlier.check()
+    with monkeypatch.context() as soon:
+        soon.setattr(earlier_commits, "ANSWER_S", 0.2)
+        for prefix in (COMMIT, keys.folder(NAME)):
+            start.store.refused = prefix
+            await start.earlier.check()
     start.store.refused = None
     start.deadline.set(kill_at_s=0.0)
     await start.earlier.check()

@@ -17,14 +17,14 @@ from tests.campaign.witness import Witness
 from tests.faults.wire import Request
 from tests.process.sidecar_process import sidecar, write_checkpoint
 
-SEEDS = range(1000, 1024)
+SEEDS = range(1000, 1012)
 AT_ONCE = 5
 FILES = {"model": b"weights" * 1000, "deep/optimizer": b"moments"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_two_dozen_runs_through_faults_break_no_invariant(tmp_path: Path) -> None:
+def test_a_dozen_runs_through_faults_break_no_invariant(tmp_path: Path) -> None:
     missing = {"rgw": not servers.rgw_is_installed(), "minio": not servers.minio_is_built()}
     for store in [store for store, is_missing in missing.items() if is_missing and servers.is_required(store.upper())]:
         pytest.fail(f"{store} is required and cannot run here")

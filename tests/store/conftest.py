@@ -42,6 +42,8 @@ KINDS = [
 ]
 ON_EACH_SERVER = pytest.mark.parametrize("backend", SERVERS, indirect=True)
 """For tests that neither send nor receive a body, which boto3 does in the other kinds."""
+ON_EACH_LISTING = pytest.mark.parametrize("backend", ["memory", "file", "moto", *servers.REAL_STORES], indirect=True)
+"""For tests of the pages of a list: another folder, checksums or boto3 change nothing about them."""
 
 
 @pytest.fixture(params=KINDS)

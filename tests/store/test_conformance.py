@@ -24,7 +24,7 @@ from sidecar.errors import (
 )
 from sidecar.store.protocol import Capabilities, Readable, Store, Verification
 from sidecar.store.slice import OpenGate
-from tests.store.conftest import ON_EACH_SERVER, Backend, Source, read_all
+from tests.store.conftest import ON_EACH_LISTING, Backend, Source, read_all
 
 MIB = 1 << 20
 PART = 5 * MIB
@@ -327,7 +327,7 @@ def test_a_store_does_not_see_its_neighbours(backend: Backend) -> None:
     other.abort_upload("checkpoint-1/y", upload_id)
 
 
-@ON_EACH_SERVER
+@ON_EACH_LISTING
 @pytest.mark.slow
 def test_more_objects_than_a_page_are_listed_and_deleted(backend: Backend, store: Store) -> None:
     count = 1003 if backend.kind != "rgw" else 1001
@@ -339,6 +339,7 @@ def test_more_objects_than_a_page_are_listed_and_deleted(backend: Backend, store
     assert list(store.list("")) == []
 
 
+@ON_EACH_LISTING
 @pytest.mark.slow
 def test_more_parts_than_a_page_are_listed(backend: Backend, store: Store, source: Source) -> None:
     upload_id = store.begin_upload(KEY)

@@ -12,7 +12,7 @@ from sidecar.errors import AlreadyExists, NotFound
 from sidecar.store.protocol import Store
 from sidecar.store.s3.control import Control
 from sidecar.store.s3.store import S3Store
-from tests.store.conftest import ON_EACH_SERVER, Backend, Source
+from tests.store.conftest import ON_EACH_LISTING, ON_EACH_SERVER, Backend, Source
 
 ODD = [
     "a",
@@ -82,7 +82,7 @@ def test_a_page_may_end_at_any_key(backend: Backend, store: Store) -> None:
         assert flat == [key for key in keys if "/" not in key]
 
 
-@ON_EACH_SERVER
+@ON_EACH_LISTING
 @pytest.mark.slow
 def test_more_folders_than_a_page_are_each_listed_once(store: Store) -> None:
     """Common prefixes count as keys of a page, and one may hold more keys than a page."""

@@ -46,8 +46,8 @@ def test_an_error_of_the_volume_that_passes_ends_no_start(
         (tmp_path / name).mkdir()
     environ = {"CKPT_DIR": str(tmp_path / "volume"), "CKPT_STATE_DIR": str(tmp_path / "state"), "CKPT_STORE": "file:///nowhere"}
 
-    async def start() -> bool:
-        return await Daemon(from_environment(environ), MemoryStore())._take_volume()
+    async def start() -> str | None:
+        return await Daemon(from_environment(environ), MemoryStore())._take_volume(asyncio.Event())
 
-    assert asyncio.run(start())
+    assert asyncio.run(start()) is None
     assert failed

@@ -228,6 +228,7 @@ class Resumer:
                     return answer
                 unknown = unknown if answer.known else str(answer.detail)
                 if self._is_out_of_time:
+                    unknown = unknown or f"{name} took as long as a resume may: raise CKPT_RESUME_TIMEOUT_S"
                     break
         except SidecarAbsent as absent:
             unknown = str(absent)

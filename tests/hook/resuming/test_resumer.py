@@ -141,6 +141,17 @@ def test_a_start_from_scratch_beside_a_committed_checkpoint_is_said_in_capitals_
         choose(CKPT_ON_STORE_FAILURE="fail")
 
 
+def saves_5_and_10(volume: Path) -> None:
+    for step in (5, 10):
+        (volume / f"checkpoint-{step}").mkdir()
+        finish(volume / f"checkpoint-{step}", Marker(step=step))
+
+
+def refuse_10(folder: Path) -> None:
+    if folder.name == "checkpoint-10":
+        raise OSError("it lacks a file")
+
+
 class Leaving(Client):
     """A sidecar that has the newest checkpoint, and is absent from then on."""
 
@@ -153,18 +164,12 @@ def test_without_a_sidecar_an_older_checkpoint_on_the_volume_is_used_where_the_n
 ) -> None:
     """A sidecar that was started again at this instant cost all progress."""
     monkeypatch.setattr(client_module, "ABSENT_AFTER_S", 0.1)
-    for step in (5, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        finish(tmp_path / f"checkpoint-{step}", Marker(step=step))
-
-    def check(folder: Path) -> None:
-        if folder.name == "checkpoint-10":
-            raise OSError("it lacks a file")
+    saves_5_and_10(tmp_path)
 
     def choose(**settings: str) -> Any:
         read = from_environment(settings | {"CKPT_DIR": str(tmp_path)})
         client = Leaving(f"http://127.0.0.1:{free_port()}", tmp_path)
-        return Resumer(read, client, RankConsensus(), missing=none_missing, check=check).choose(0)
+        return Resumer(read, client, RankConsensus(), missing=none_missing, check=refuse_10).choose(0)
 
     assert choose().name == "checkpoint-5"
     with pytest.raises(SystemExit):
@@ -174,33 +179,31 @@ def test_without_a_sidecar_an_older_checkpoint_on_the_volume_is_used_where_the_n
 class OutOfTime(Client):
     """A sidecar whose store does not answer: the request for ``slow`` takes as long as it may."""
 
-    def __init__(self, volume: Path, slow: str) -> None:
+    def __init__(self, volume: Path, slow: str, *, known: bool) -> None:
         super().__init__("http://127.0.0.1:9", volume)
-        self._slow = slow
+        self._slow, self._known = slow, known
 
     def resume(self, checkpoint: str, **asked: Any) -> ResumeResult:
         if checkpoint != self._slow:
             return ResumeResult("checkpoint-10", "store")
         time.sleep(asked["timeout_s"])
-        return ResumeResult(detail="the store does not answer", known=False)
+        return ResumeResult(detail="the store does not answer", known=self._known)
 
     def older_checkpoints(self, than_step: int, **_: Any) -> Any:
         return iter(["checkpoint-9"])
 
 
-@pytest.mark.parametrize("slow", ["latest", "checkpoint-9"])
-def test_nor_does_a_store_that_takes_all_of_the_time_hide_the_older_ones_on_the_volume(tmp_path: Path, slow: str) -> None:
+@pytest.mark.parametrize(("slow", "known"), [("latest", False), ("checkpoint-9", False), ("checkpoint-9", True)])
+def test_nor_does_a_store_that_takes_all_of_the_time_hide_the_older_ones_on_the_volume(
+    tmp_path: Path, slow: str, known: bool
+) -> None:
     """Training began from scratch beside a checkpoint that needs no store."""
-    for step in (5, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        finish(tmp_path / f"checkpoint-{step}", Marker(step=step))
-
-    def check(folder: Path) -> None:
-        if folder.name == "checkpoint-10":
-            raise OSError("it lacks a file")
+    saves_5_and_10(tmp_path)
 
     settings = from_environment({"CKPT_DIR": str(tmp_path), "CKPT_RESUME_TIMEOUT_S": "0.05"})
-    chosen = Resumer(settings, OutOfTime(tmp_path, slow), RankConsensus(), missing=none_missing, check=check).choose(0)
+    chosen = Resumer(
+        settings, OutOfTime(tmp_path, slow, known=known), RankConsensus(), missing=none_missing, check=refuse_10
+    ).choose(0)
     assert chosen is not None
     assert chosen.name == "checkpoint-5"
 

@@ -21,7 +21,7 @@ AT_ONCE = 16
 async def stored_checkpoints(
     services: Services, *, only: str | None = None, before_step: int | None = None, limit: int | None = None
 ) -> list[models.Checkpoint]:
-    """Return committed checkpoints, newest first.
+    """Return committed checkpoints, newest first, with the reason why one is quarantined.
 
     Args:
         services: Of this sidecar.
@@ -43,7 +43,11 @@ async def stored_checkpoints(
         reading.cancel()
         hint = "where=local lists the volume alone, limit=20 the newest"
         raise Problem(503, "Store not reachable", f"no answer within {PATIENCE_S:.0f} s; {hint}")
-    return reading.result()
+    quarantined = services.quarantine.quarantined
+    return [
+        found.model_copy(update={"reason": f"quarantined: {quarantined[found.name]}"}) if found.name in quarantined else found
+        for found in reading.result()
+    ]
 
 
 async def _read(

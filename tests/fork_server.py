@@ -1,12 +1,15 @@
 """Imports modules once and forks a process for each command: ``fork_server.py SOCKET MODULE...``.
 
 A connection to the Unix socket carries one JSON object a line: ``id``, ``argv`` (``["-m", module, ...]`` or ``[script, ...]``),
-``environ``, ``folder`` and ``log``. The answers are ``{"id", "pid"}`` after the fork and ``{"id", "code"}`` after the end.
-The forked process differs from a fresh interpreter in one thing: the modules are already imported.
+``environ``, ``folder`` and ``log``. Two more may be given: ``network``, the file of a network namespace, and
+``ends_with_client``, with which the process is killed when the connection ends. Answers are ``{"id", "pid"}`` after the fork
+and ``{"id", "code"}`` after the end. The forked process differs from a fresh interpreter in one thing: the modules are already
+imported. If the hook is active, it patches them at once.
 The command returns once the server listens in the background. The server ends with the last of its connections.
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -14,13 +17,32 @@ import json
 import os
 import runpy
 import selectors
+import signal
 import socket
 import sys
 from pathlib import Path
 
 _MOST_BYTES = 1 << 20
 _FIRST_S = 5.0
+_CLONE_NEWNET = 0x40000000
 """Longest time without a client."""
+
+
+def enter(network):
+    """Move this process to a network namespace."""
+    descriptor = os.open(network, os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"setns {network}")
+    os.close(descriptor)
+
+
+def patch_imported():
+    """Have the hook, if it is active, patch what is already imported, as it does after an import."""
+    boot = sys.modules.get("trainer_hook.activation.boot")
+    if boot is not None and any(type(finder) is boot._Finder for finder in sys.meta_path):
+        for name, (patching, function) in boot._PATCHES.items():
+            if name in sys.modules:
+                getattr(importlib.import_module(f"trainer_hook.{patching}"), function)(sys.modules[name])
 
 
 def become(told):
@@ -30,6 +52,8 @@ def become(told):
     for stream, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(source, stream)
     os.close(log)
+    if (network := told.get("network")) and not Path(network).samefile("/proc/self/ns/net"):
+        enter(network)
     os.chdir(told["folder"])
     os.environ.clear()
     os.environ.update(told["environ"])
@@ -37,6 +61,7 @@ def become(told):
     sys.path[:0] = paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     for hook in [found for path in paths if (found := Path(path) / "sitecustomize.py").exists()][:1]:
         runpy.run_path(str(hook))
+    patch_imported()
     if told["argv"][0] == "-m":
         sys.argv[:] = told["argv"][1:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -51,6 +76,8 @@ class Client:
 
     def __init__(self, connection):
         self.connection = connection
+        self.bound = set()
+        """Pids of the processes that end with it."""
         self._buffer = b""
 
     def requests(self):
@@ -109,12 +136,16 @@ class Server:
             self._selector.unregister(client.connection)
             client.connection.close()
             self._clients -= 1
+            for pid in client.bound:
+                os.kill(pid, signal.SIGKILL)  # not reaped yet: the number is its own
             return None
         for told in requests:
             pid = os.fork()
             if pid == 0:
                 self._close()
                 return told
+            if told.get("ends_with_client"):
+                client.bound.add(pid)
             descriptor = os.pidfd_open(pid)
             reap = functools.partial(self._reap, client, told["id"], pid, descriptor)
             self._selector.register(descriptor, selectors.EVENT_READ, reap)
@@ -125,6 +156,7 @@ class Server:
         self._selector.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)
+        client.bound.discard(pid)
         client.answer({"id": id, "code": os.waitstatus_to_exitcode(status)})
 
     def _close(self):

@@ -63,6 +63,8 @@ class Forks:
     """Starts processes. Any number of test processes share the interpreter that they are forked from."""
 
     def __init__(self, connection: socket.socket) -> None:
+        self.path = str(connection.getpeername())
+        """Socket of the interpreter."""
         self._connection = connection
         self._ids = itertools.count()
         self._told: dict[int, dict[str, Future[int]]] = {}

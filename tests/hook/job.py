@@ -53,10 +53,11 @@ def popen(command: list[str], folder: Path, environ: Mapping[str, str], log_path
         return subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-TRAINER_MODULES = ("torch", "accelerate", "datasets", "tokenizers", "transformers.modeling_utils")
-"""What every trainer of the Hugging Face family imports, but for ``transformers.trainer``, whose import activates the hook."""
+SHARDING = ("torch.distributed.checkpoint", "torch.distributed.fsdp")
+TRAINER_MODULES = ("torch", "accelerate", "datasets", "tokenizers", "transformers.modeling_utils", *SHARDING)
+"""What trainers of the Hugging Face family import, but for ``transformers.trainer``, whose import activates the hook."""
 
-USUAL = (SCRIPTS / "train.py", SCRIPTS / "callbacks.py")
+USUAL = [SCRIPTS / f"{name}.py" for name in ("behaviour", "callbacks", "in_child", "nested", "partial_saves", "train")]
 
 
 def forked(warm: Forks) -> Start:
@@ -78,11 +79,16 @@ def _trainer_forks() -> Forks:
 
 
 def usual_start(command: list[str], folder: Path, environ: Mapping[str, str], log_path: Path) -> Any:
-    """Fork a script of ``USUAL``, unless it shards: that is a library whose import the hook waits for. Start anything else."""
+    """Fork a script of ``USUAL``. Start anything else."""
     script = command[5:] if command[1:5] == HOOKED else command
-    is_usual = script[:1] == [sys.executable] and Path(script[1]) in USUAL and '"fsdp": true' not in script[2]
+    is_usual = script[:1] == [sys.executable] and Path(script[1]) in USUAL
     start = forked(_trainer_forks()) if is_usual else popen
     return start(command, folder, environ, log_path)
+
+
+def warm_ranks() -> dict[str, str]:
+    """Return settings of torchrun with which its ranks are forked from the warm interpreter, for tests of no launcher."""
+    return {"PYTHON_EXEC": str(ROOT / "tests/warm_rank"), "FORKS": _trainer_forks().path}
 
 
 class Training:

@@ -19,7 +19,7 @@ import pytest
 from sidecar.core.commit.resume import newest_first
 from tests.faults.proxy import FaultProxy
 from tests.hook import story
-from tests.hook.job import ROOT, Training, finished, marker, script, training
+from tests.hook.job import ROOT, Training, finished, marker, script, training, warm_ranks
 from tests.hook.loops.test_loops import DEEPSPEED
 from tests.network import Host, Network
 from tests.ports import free_port
@@ -82,7 +82,7 @@ def pods(
             nodes = [f"--nnodes={len(volumes)}", f"--node_rank={index}", f"--nproc_per_node={per_node}"]
             launcher = [sys.executable, "-m", "torch.distributed.run", *nodes, *rendezvous]
             ranks = [*launcher, *(command or script(**TOLD, sleep_s=sleep_s))[1:]]
-            found = SAVES | {"CKPT_API_PORT": str(its.port)} | (settings or {})
+            found = SAVES | warm_ranks() | {"CKPT_API_PORT": str(its.port)} | (settings or {})
             found |= {"GLOO_SOCKET_IFNAME": "eth0"} if host else {}
             running.append(Pod(its, stack.enter_context(training(ranks, volume, found, within=within)), host))
         yield running
@@ -93,7 +93,7 @@ def alone(command: list[str], volume: Path, *, ranks: int, settings: dict[str, s
     """Run it in one go, without the hook."""
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--master_addr=127.0.0.1"]
     whole = [*launcher, f"--master_port={free_port()}", *command[1:]]
-    with training(whole, volume, {"CKPT_DIR": ""} | (settings or {}), hooked=False) as running:
+    with training(whole, volume, warm_ranks() | {"CKPT_DIR": ""} | (settings or {}), hooked=False) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.conftest import pod
-from tests.hook.job import Answers, Training, finished, marker, plain_environ, script, trainer_state, training
+from tests.hook.job import Answers, Training, finished, marker, plain_environ, script, trainer_state, training, warm_ranks
 from tests.hook.versions import TRAINER_5
 from tests.ports import free_port
 from tests.process.sidecar_process import until
@@ -70,12 +70,12 @@ def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(stopped: tuple[Trainin
 @TRAINER_5
 @pytest.mark.slow
 def test_two_ranks_resume_bit_for_bit(stopped: tuple[Training, int], tmp_path: Path) -> None:
-    running, _ = stopped
+    (running, _), warm = stopped, warm_ranks()
     empty = tmp_path / "empty"
-    with pod(empty, running.volume.parent / "store") as (_, found), training(torchrun(), empty, found) as second:
+    with pod(empty, running.volume.parent / "store") as (_, found), training(torchrun(), empty, found | warm) as second:
         second.wait(timeout_s=150)  # not its exit code, for the same reason as below
         assert second.steps() == second.steps(rank=1) == list(range(running.steps()[-1] + 1, 31))
-    with training(torchrun(), tmp_path / "alone", hooked=False) as alone:
+    with training(torchrun(), tmp_path / "alone", warm, hooked=False) as alone:
         alone.wait()  # its exit code is torch's own: gloo's threads may abort an interpreter on its way out
         assert alone.weights() == second.weights()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+TICK_S = 1.0
+"""Most seconds that a process which was stopped loses of ``in_running_time``."""
 RESTART_AFTER_S = 1.0
 """Seconds from the failure of a task to its next start."""
 
@@ -43,6 +46,29 @@ async def within(seconds: float | None, waiting: Coroutine[Any, Any, object]) ->
     except TimeoutError:
         return False
     return True
+
+
+async def in_running_time(seconds: float | None, waiting: Coroutine[Any, Any, T]) -> T:
+    """Return what ``waiting`` returns within some seconds; otherwise it is cancelled. ``None``: no limit.
+
+    Time for which this process was stopped, or its machine suspended, does not count: it had no chance to take the answer.
+
+    Raises:
+        TimeoutError: The time is over.
+    """
+    task, left_s = asyncio.ensure_future(waiting), seconds
+    try:
+        while not task.done() and (left_s is None or left_s > 0):
+            tick_s = None if left_s is None else min(TICK_S, left_s)
+            await asyncio.wait({task}, timeout=tick_s)
+            left_s = None if left_s is None or tick_s is None else left_s - tick_s
+        if task.done():
+            return task.result()
+        raise TimeoutError
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def first_error(group: BaseException) -> BaseException:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
 from sidecar import tasks
@@ -20,3 +23,24 @@ async def test_a_service_that_fails_is_started_again(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(KeyboardInterrupt):
         await tasks.run_forever("service", service)
+
+
+async def answered_after(seconds: float) -> str:
+    await asyncio.to_thread(time.sleep, seconds)
+    return "answer"
+
+
+async def test_an_answer_that_came_while_the_process_was_stopped_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TICK_S", 0.05)
+    waiting = asyncio.create_task(tasks.in_running_time(0.3, answered_after(0.1)))
+    await asyncio.sleep(0.01)
+    time.sleep(0.6)
+    assert await waiting == "answer"
+
+
+async def test_a_wait_ends_with_its_time_and_what_was_waited_for_is_cancelled() -> None:
+    forever = asyncio.Event()
+    with pytest.raises(TimeoutError):
+        await tasks.in_running_time(0.05, forever.wait())
+    assert len(asyncio.all_tasks()) == 1
+    assert await tasks.in_running_time(None, answered_after(0.01)) == "answer"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,6 +23,7 @@ from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
 from sidecar.download.request import LATEST, OBSTRUCTION, AskedBy, Obstructed, ResumeRequest, ResumeState
 from sidecar.download.store_reader import StoreReader
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject, UnusableNow
+from sidecar.tasks import in_running_time
 from sidecar.transfer.executor import awaited, refusals_judged
 from sidecar.volume.files import FULL
 from sidecar.volume.retry import retried
@@ -107,8 +107,7 @@ class RequestWorker:
     async def _in_store(self, *, patience_s: float | None) -> list[str] | None:
         """Return the names to try, newest first; ``None`` when the store does not answer within ``patience_s``."""
         try:
-            async with asyncio.timeout(patience_s):
-                return newest_first(await (await self._reader.once_open()).list_folders())
+            return newest_first(await in_running_time(patience_s, self._reader.list_folders()))
         except TimeoutError:
             hint = "the newest checkpoint on the volume is used"
             log.warning("resume_without_store", hint=hint, trouble=self._reader.health.unreachable)

@@ -27,3 +27,7 @@ class StoreReader:
         while self.downloader is None:
             await self._opened.wait()
         return self.downloader
+
+    async def list_folders(self) -> list[str]:
+        """Return the names of all checkpoints in the store, as soon as it can be read."""
+        return await (await self.once_open()).list_folders()

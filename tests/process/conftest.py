@@ -62,6 +62,10 @@ class MotoProcess(S3Server):
         """Let it hang: connections stay open, nothing is answered."""
         self._process.send_signal(signal.SIGSTOP)
 
+    def go_on(self) -> None:
+        """Let it answer again after ``pause``."""
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()

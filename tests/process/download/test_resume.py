@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
+import time
 import uuid
 from pathlib import Path
 
 import pytest
 
 from sidecar.core.format import keys
+from sidecar.download.request_worker import LOCAL_PATIENCE_S
 from tests import servers
-from tests.process.conftest import BUCKET, ON_EACH_KIND, ON_ONE_STORE, Place, S3Server
+from tests.process.conftest import BUCKET, ON_EACH_KIND, ON_ONE_STORE, MotoProcess, Place, S3Server
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 from trainer_hook.process.client import Client
 
@@ -212,6 +215,29 @@ def test_kill_9_in_mid_download_continues_with_what_verified(place: Place, tmp_p
         assert second.up().resume()["checkpoint"] == "checkpoint-10"
         assert contents(volume / "checkpoint-10") == files
         assert all((volume / "checkpoint-10" / name).stat().st_ino == inode for name, inode in kept.items())
+
+
+@pytest.mark.slow
+def test_a_sidecar_that_was_stopped_while_it_asked_the_store_does_not_take_the_store_for_away(
+    moto_process: MotoProcess, tmp_path: Path
+) -> None:
+    """A suspended machine: the trainer continued from the older step of its volume."""
+    settings = moto_process.settings(prefix="run")
+    volume = tmp_path / "volume"
+    for place, step in ((volume, 10), (tmp_path / "other", 20)):
+        with sidecar(place, settings) as running:
+            write_checkpoint(running.ready().volume, f"checkpoint-{step}", FILES_10)
+            running.committed(f"checkpoint-{step}")
+            assert running.terminate() == 0
+    with sidecar(volume, settings | {"CKPT_RESUME": "on-demand"}) as running:
+        running.ready()
+        moto_process.pause()
+        asked = running.call("POST", "/v1/resume", {"checkpoint": "latest", "asked_by": "trainer"})
+        running.process.send_signal(signal.SIGSTOP)
+        time.sleep(LOCAL_PATIENCE_S + 1)
+        moto_process.go_on()
+        running.process.send_signal(signal.SIGCONT)
+        assert running.answer(asked["id"])["checkpoint"] == "checkpoint-20"
 
 
 @ON_ONE_STORE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from sidecar.core.schedule.order import Waiting
 from trainer_hook.contract import rfc3339, step_of
 from trainer_hook.contract.plain_text import plain_text
 
+MOST_BEFORE = 4
+"""Number of earlier newest durable checkpoints that are kept, for the case that the newest one loses its commit."""
 _LEVELS = {State.REJECTED: "warning", State.LOST: "error", State.GIVEN_UP: "error"}
 
 
@@ -83,6 +86,8 @@ class Catalog:
         self._changed = asyncio.Event()
         self.newest_durable: Tracked | None = None
         self.newest_durable_step: int | None = None
+        self._newest_before: deque[Tracked] = deque(maxlen=MOST_BEFORE)
+        """Checkpoints that were the newest durable one before, also those that have left the volume; the latest last."""
         self._observers: list[Callable[[Tracked], object]] = []
 
     def observe(self, became_durable: Callable[[Tracked], object]) -> None:
@@ -173,17 +178,29 @@ class Catalog:
         if (tracked.state is state and tracked.reason == reason) or self._tracked.get(tracked.name) is not tracked:
             return
         assert may_follow(tracked.state, state), f"{tracked.name}: {tracked.state} → {state}"
-        tracked.state, tracked.reason = state, reason
+        was_durable, tracked.state, tracked.reason = tracked.state is State.COMMITTED, state, reason
+        if was_durable and state is not State.COMMITTED:
+            tracked.committed_at_s = None
+            self.revoked(tracked.name)
         self._tell(tracked, **fields)
+
+    def revoked(self, name: str) -> None:
+        """Record that the commit of a name is gone. The newest durable one is then another, as far as this process knows."""
+        others = [t for t in (*self._newest_before, *self._tracked.values()) if t.name != name and t.state is State.COMMITTED]
+        if self.newest_durable is None or self.newest_durable.name != name:
+            self._newest_before = deque((t for t in self._newest_before if t.name != name), maxlen=MOST_BEFORE)
+            return
+        self._newest_before.clear()
+        self.newest_durable = self.newest_durable_step = None
+        for tracked in others:
+            self._note_durable(tracked)
 
     def durable(self, tracked: Tracked, *, at_s: float, **fields: Any) -> None:
         """Record a checkpoint that was committed, or was found committed at ``at_s`` (epoch seconds)."""
         if self._tracked.get(tracked.name) is not tracked:
             return
         tracked.committed_at_s = at_s
-        step = tracked.checkpoint.resume_step if tracked.checkpoint else None
-        if step is not None and self._becomes_newest_durable(tracked, step):
-            self.newest_durable, self.newest_durable_step = tracked, step
+        self._note_durable(tracked)
         self.move(tracked, State.COMMITTED, step=tracked.checkpoint.step if tracked.checkpoint else None, **fields)
         for became_durable in self._observers:
             became_durable(tracked)
@@ -202,6 +219,14 @@ class Catalog:
     def is_abandoned_part(self, tracked: Tracked) -> bool:
         """Whether a checkpoint is one node's part of a step that no node will complete: a later attempt has a durable step."""
         return tracked.checkpoint is not None and tracked.checkpoint.node.count > 1 and self.is_of_abandoned_attempt(tracked)
+
+    def _note_durable(self, tracked: Tracked) -> None:
+        step = tracked.checkpoint.resume_step if tracked.checkpoint else None
+        if step is None or not self._becomes_newest_durable(tracked, step):
+            return
+        if self.newest_durable is not None and self.newest_durable is not tracked:
+            self._newest_before.append(self.newest_durable)
+        self.newest_durable, self.newest_durable_step = tracked, step
 
     def _becomes_newest_durable(self, tracked: Tracked, step: int) -> bool:
         newest = self.newest_durable

@@ -270,6 +270,7 @@ class UploadJob:
             case KeepExisting(reason, torn):
                 self._context.catalog.move(self._tracked, State.REJECTED if torn else State.SUPERSEDED, reason=reason)
                 return False
+        self._context.catalog.revoked(checkpoint.name)
         return True
 
     async def _wait_for_earlier_commits(self) -> None:

@@ -253,3 +253,21 @@ def test_a_marker_that_a_shell_writes_in_two_steps_is_read_whole(tmp_path: Path)
             marker.write('"whole"}')
         assert running.committed("checkpoint-5")["attempt"] == "whole"
         assert running.events("checkpoint_rejected") == []
+
+
+@ON_ONE_STORE
+@pytest.mark.slow
+def test_a_step_that_lost_its_commit_and_is_not_sent_again_in_time_is_not_reported_as_durable(
+    place: Place, tmp_path: Path
+) -> None:
+    with sidecar(tmp_path / "volume", place.settings | {"CKPT_GRACE_SECONDS": "4"}) as running:
+        running.ready()
+        for step in (10, 20):
+            write_checkpoint(running.volume, f"checkpoint-{step}", {"model": big(3_000_000, step), "rng": b"1"})
+            running.committed(f"checkpoint-{step}")
+        running.call("POST", "/v1/bandwidth", {"limit": "20KB/s"})
+        place.store.delete([keys.commit("checkpoint-20"), "checkpoint-20/model"])
+        until(lambda: running.status()["newest_durable_step"] == 10, what=lambda: running.log()[-3000:])
+        assert running.terminate() != 0
+        assert [each["checkpoint"] for each in running.report["given_up"]] == ["checkpoint-20"]
+        assert running.report["newest_durable_step"] == 10

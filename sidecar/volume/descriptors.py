@@ -25,6 +25,16 @@ def opened(fd: int) -> Iterator[int]:
         os.close(fd)
 
 
+@contextmanager
+def closed_on_error(fd: int) -> Iterator[int]:
+    """Close a descriptor if the block raises; otherwise it stays open."""
+    try:
+        yield fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 def set_mode(fd: int, mode: int) -> None:
     """Set permissions. Where a file system has none, as exFAT and SMB, the options of its mount say who may do what."""
     try:

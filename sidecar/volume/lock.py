@@ -14,6 +14,7 @@ import os
 import structlog
 
 from sidecar.tasks import within
+from sidecar.volume.descriptors import closed_on_error
 from sidecar.volume.opener import NotRegular, Place
 from trainer_hook.contract import LOCK
 
@@ -52,7 +53,7 @@ def try_to_hold(lock: Place) -> int | None:
         The descriptor that holds it, which may be closed to release it; ``None``: another process holds it.
 
     Raises:
-        OSError: The lock cannot be opened.
+        OSError: The lock cannot be opened or taken.
     """
     try:
         fd = lock.open_file(os.O_RDWR | os.O_CREAT, 0o660)
@@ -62,7 +63,10 @@ def try_to_hold(lock: Place) -> int | None:
         log.warning("volume_lock_replaced", lock=LOCK, error=str(error), hint="it must be a regular file: made anew")
         lock.discard()
         fd = lock.open_file(os.O_RDWR | os.O_CREAT, 0o660)
-    if _is_taken(fd):
+    # An open descriptor of a failed try could hold the lock, if the server has taken it: against the next try, too.
+    with closed_on_error(fd):
+        is_taken = _is_taken(fd)
+    if is_taken:
         return fd
     os.close(fd)
     return None

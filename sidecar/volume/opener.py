@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.core.format.obstacles import may_pass
-from sidecar.volume.descriptors import FOLDER, opened, remove_tree, set_mode, write_all
+from sidecar.volume.descriptors import FOLDER, closed_on_error, opened, remove_tree, set_mode, write_all
 from sidecar.volume.resolve import Resolver, open_beneath, open_root
 
 REFUSED = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOTDIR})
@@ -97,7 +97,7 @@ class Folder:
         """
         _ = self.fd
         fd = self._open_root(self._real or os.path.realpath(self.path), follow=False)
-        with self._opening:
+        with self._opening, closed_on_error(fd):
             if self._fd is None or not os.path.samestat(os.fstat(fd), os.fstat(self._fd)):
                 self._hold(fd)  # the previous one may be in use: it is closed with this object
                 return
@@ -170,9 +170,9 @@ class Place:
             if error.errno in (errno.ENXIO, errno.EISDIR):  # a fifo or socket without a reader; a directory
                 raise self._not_regular() from error
             raise
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise self._not_regular()
+        with closed_on_error(fd):
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise self._not_regular()
         return fd
 
     def read(self, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
@@ -191,11 +191,8 @@ class Place:
         except FileExistsError:
             self.discard()
             fd = self.folder.open(self.inside, flags, mode)
-        try:
+        with closed_on_error(fd):
             set_mode(fd, mode)
-        except OSError:
-            os.close(fd)
-            raise
         return fd
 
     def publish(self, content: bytes, *, mode: int = 0o644) -> None:

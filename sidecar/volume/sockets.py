@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 
-from sidecar.volume.descriptors import opened
+from sidecar.volume.descriptors import closed_on_error, opened
 from sidecar.volume.opener import Place
 
 _BACKLOG = 64
@@ -57,7 +57,7 @@ def connect_unix(place: Place, *, timeout_s: float) -> socket.socket:
 
 def _socket_at(place: Place) -> int:
     fd = place.folder.open(place.inside, os.O_PATH)
-    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), str(place))
+    with closed_on_error(fd):
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), str(place))
     return fd

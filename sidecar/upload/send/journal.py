@@ -30,7 +30,7 @@ from sidecar.core.format.journal import (
 )
 from sidecar.core.format.manifest import FileEntry
 from sidecar.store.protocol import Part
-from sidecar.volume.descriptors import opened, write_all
+from sidecar.volume.descriptors import closed_on_error, opened, write_all
 from sidecar.volume.opener import Place
 from trainer_hook.contract import ContractError
 
@@ -219,9 +219,9 @@ class Journal:
         if self._is_void:
             self._begin_file()
         fd = self.place.open_file(os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        if os.fstat(fd).st_nlink > 1:  # a hard link to another file
-            os.close(fd)
-            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), str(self.place))
+        with closed_on_error(fd):
+            if os.fstat(fd).st_nlink > 1:  # a hard link to another file
+                raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), str(self.place))
         return fd
 
     def begun(self, path: str, stamp: str, *, upload_id: str, key: str, part_bytes: int) -> None:

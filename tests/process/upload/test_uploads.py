@@ -14,7 +14,7 @@ import pytest
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import decode_commit, decode_manifest
 from tests.process.conftest import ON_EACH_KIND, ON_ONE_STORE, Place
-from tests.process.sidecar_process import sidecar, until, write_checkpoint
+from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
 FILES = {"model.safetensors": b"weights" * 1000, "sub folder/ünï.bin": b"x", "empty": b""}
 
@@ -271,3 +271,27 @@ def test_a_step_that_lost_its_commit_and_is_not_sent_again_in_time_is_not_report
         assert running.terminate() != 0
         assert [each["checkpoint"] for each in running.report["given_up"]] == ["checkpoint-20"]
         assert running.report["newest_durable_step"] == 10
+
+
+@ON_ONE_STORE
+@pytest.mark.slow
+def test_with_skip_an_older_step_that_was_damaged_is_superseded_and_the_next_pod_knows_it(place: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", place.settings | {"CKPT_SUPERSEDED": "skip"}) as running:
+        running.ready()
+        for step in (10, 20):
+            write_checkpoint(running.volume, f"checkpoint-{step}", {"model": big(3_000_000, step), "rng": b"1"})
+            running.committed(f"checkpoint-{step}")
+        place.store.put("checkpoint-10/model", b"of another pod")
+        until(lambda: states(running)["checkpoint-10"] == "superseded", what=lambda: running.log()[-3000:])
+        until(lambda: [key for key in place.keys("checkpoint-10/") if "quarantine" in key], what=lambda: place.keys())
+        assert running.terminate() == 0
+        assert running.report["newest_durable_step"] == 20
+        assert "checkpoint-10" in running.report["quarantined"]
+    with sidecar(tmp_path / "next", place.settings | {"CKPT_RESUME": "on-demand"}) as running:
+        running.ready()
+        assert running.resume()["checkpoint"] == "checkpoint-20"
+        assert "not the object that its writer recorded" in str(running.resume("checkpoint-10")["passed_over"])
+
+
+def states(running: Sidecar) -> dict[str, str]:
+    return {each["name"]: each["state"] for each in running.call("GET", "/v1/checkpoints")["checkpoints"]}

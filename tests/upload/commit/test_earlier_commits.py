@@ -184,6 +184,25 @@ async def test_a_store_that_refuses_or_a_pod_that_ends_leaves_it_to_the_next_sta
     assert set(start.found.added) == {NAME}
 
 
+async def test_a_time_that_ends_within_the_quarantine_changes_nothing_and_the_next_check_finds_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracked = start.catalog.finished(start.pod.checkpoint("a"), held=True)
+    start.catalog.durable(tracked, at_s=1.9e9)
+    start.store.put(OBJECT, b"else")
+    with monkeypatch.context() as soon:
+        soon.setattr(earlier_commits, "ANSWER_S", 0.2)
+        start.store.refused = OBJECT  # read by the quarantine alone: whether the object is missing
+        await start.earlier.check()
+    assert OBJECT in start.store.asked
+    assert (start.found.added, tracked.state) == ({}, State.COMMITTED)
+    start.store.refused = None
+    await start.earlier.check()
+    assert (set(start.found.added), tracked.state) == ({NAME}, State.FINISHED)
+    assert start.catalog.newest_durable_step is None
+    assert start.store.get(COMMIT), "its upload revokes that"
+
+
 async def test_a_resume_goes_first(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(earlier_commits, "POLL_S", 0.01)
     start.store.delete([OBJECT])

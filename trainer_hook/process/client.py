@@ -206,7 +206,8 @@ class Client:
                     waiting = f"waiting for the sidecar at {self._url} ({error})"
                     tell(still if silent_s > patience_s and still is not None else waiting)
                     told_after_s = patience_s if silent_s <= patience_s else float("inf")
-                time.sleep(_RETRY_S)
+                # Time for which this process was stopped does not count: the sidecar of its pod was stopped with it.
+                began_s += _stopped_s(_RETRY_S)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> tuple[int, Any]:
         import http.client
@@ -246,6 +247,13 @@ class Client:
             return _NO_TOKEN
         except (OSError, ValueError):
             return None
+
+
+def _stopped_s(pause_s: float) -> float:
+    """Sleep, and return the seconds that it took longer: the process or its machine was stopped meanwhile."""
+    began_s = time.monotonic()
+    time.sleep(pause_s)
+    return max(0.0, time.monotonic() - began_s - pause_s)
 
 
 def _expect_success(status: int, answer: Any) -> Any:

@@ -67,6 +67,18 @@ def test_failed_is_not_known(answers: Answers, volume: Path) -> None:
     assert (answer.checkpoint, answer.known, answer.detail) == (None, False, "the volume is full")
 
 
+def test_time_for_which_the_trainer_was_stopped_does_not_make_the_sidecar_absent(
+    answers: Answers, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that was suspended while the pod started: the training began from scratch."""
+    starting = 503, {"detail": "starts"}
+    ready = 202, {"state": "ready", "checkpoint": "checkpoint-7"}
+    answers.by_call["POST /v1/resume"] = in_turn(starting, starting, ready)
+    real, stops = time.sleep, [0.6]
+    monkeypatch.setattr(client_module.time, "sleep", lambda pause_s: real(pause_s + (stops.pop() if stops else 0.0)))
+    assert resume(answers, volume).checkpoint == "checkpoint-7"
+
+
 def test_a_download_is_waited_for(answers: Answers, volume: Path) -> None:
     going = {"state": "downloading", "checkpoint": "checkpoint-7", "done_bytes": 1, "total_bytes": 2}
     answers.by_call["POST /v1/resume"] = (202, {"state": "choosing"})

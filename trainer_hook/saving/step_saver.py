@@ -294,7 +294,7 @@ class StepSaver:
                 remove(self._volume / name)
 
     def _failed(self, name: str, error: Exception) -> None:
-        warn(f"{name} could not be saved ({described(error, self._volume)}); training goes on, the older ones stand")
+        warn(f"{name} could not be saved ({described(error, self._volume)}); the older ones stand")
         self._session.not_saved[name] = None
         with contextlib.suppress(OSError):
             remove(self._volume / name)

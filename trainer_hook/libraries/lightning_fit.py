@@ -98,7 +98,7 @@ class Fit(Driver):
         """Return Lightning's file in the checkpoint to resume from; ``None``: the script's ``ckpt_path`` stands."""
         self._ckpt_path = ckpt_path
         choice = self.call.resume()
-        self.call.defer_signals()
+        self.call.load_begins()
         if choice is None:
             return None
         self._read_position(choice)

@@ -138,7 +138,6 @@ class Loop:
         self._world = call.consensus.world
         with call.loading():
             self._resume(call)
-        call.defer_signals()
         call.begin()
         return self
 

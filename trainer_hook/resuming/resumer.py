@@ -21,7 +21,13 @@ from trainer_hook.volume.checkpoint_folder import LocalCheckpoint, finished_on
 from trainer_hook.volume.doubts import of_other_runs, reason_not_to_use
 
 LATEST = "latest"
+IsWanted = Callable[[Any], bool]
+"""As ``is_wanted`` of ``Client.resume``."""
 _FAIL_HINT = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
+
+
+def _always(_: Any) -> bool:
+    return True
 
 
 class CannotResume(SystemExit):
@@ -135,9 +141,12 @@ class Resumer:
             return ["files of other ranks"]
         return self._missing(_sizes(folder), rank=world.rank, world_size=world.size, saved_world_size=0)
 
-    def fetch(self, name: str) -> str | None:
-        """Download a checkpoint on every node. Returns why not all ranks can use it; ``None``: they can."""
-        reason = self._problem(name, fetches=self._consensus.world.local_rank == 0)
+    def fetch(self, name: str, *, is_wanted: IsWanted = _always) -> str | None:
+        """Download a checkpoint on every node. Returns why not all ranks can use it; ``None``: they can.
+
+        ``is_wanted`` as of ``Client.resume``.
+        """
+        reason = self._problem(name, fetches=self._consensus.world.local_rank == 0, is_wanted=is_wanted)
         return None if self._consensus.all_agree(reason is None) else reason or "another rank cannot use it"
 
     def is_usable(self, name: str) -> bool:
@@ -160,7 +169,7 @@ class Resumer:
             return None
         return f"it is of another save than that of rank 0 (here: {_told(mine)}; there: {_told(first)})"
 
-    def _request(self, name: str, train_call: int | None) -> ResumeResult:
+    def _request(self, name: str, train_call: int | None, is_wanted: IsWanted = _always) -> ResumeResult:
         timeout_s, world = self._settings.resume_timeout_s, self._consensus.world
         apart = world.nodes > 1 and not self._reads_all
         share = {"world_size": world.size, "ranks": list(world.ranks)} if apart else None
@@ -173,7 +182,14 @@ class Resumer:
         until_s = time.monotonic() + timeout_s
         try:
             answer = self._client.resume(
-                name, train_call=train_call, timeout_s=timeout_s, tell=info, bar=bar(), share=share, is_awaited=is_awaited
+                name,
+                train_call=train_call,
+                timeout_s=timeout_s,
+                tell=info,
+                bar=bar(),
+                share=share,
+                is_awaited=is_awaited,
+                is_wanted=is_wanted,
             )
         finally:
             self._is_out_of_time |= time.monotonic() >= until_s
@@ -278,17 +294,17 @@ class Resumer:
             marked_s = None
         return contract.identity_of(_marker(folder), marked_s=marked_s)
 
-    def _problem(self, name: str, *, fetches: bool) -> str | None:
+    def _problem(self, name: str, *, fetches: bool, is_wanted: IsWanted = _always) -> str | None:
         """Return why this rank cannot use a checkpoint; ``None``: it can. ``fetches``: it downloads it first. Collective."""
-        reason = self._fetch_on_node(name) if fetches else None
+        reason = self._fetch_on_node(name, is_wanted) if fetches else None
         self._consensus.all_agree(True)  # the other ranks of this node wait for its folder
         differs = self._differs_from_rank_0(self._volume / name)
         return reason or differs or self._incomplete(self._volume / name)
 
-    def _fetch_on_node(self, name: str) -> str | None:
+    def _fetch_on_node(self, name: str, is_wanted: IsWanted = _always) -> str | None:
         """Have this node's sidecar download a checkpoint. Returns why it cannot; ``None``: it is on the volume."""
         try:
-            answer = self._request(name, None)
+            answer = self._request(name, None, is_wanted)
         except SidecarAbsent as absent:
             return None if self._is_here(name, None) else str(absent)
         if answer.checkpoint is not None:

@@ -64,6 +64,12 @@ class StepMonitor:
         """Return what is due inside an evaluation or in other code that takes no steps; ``kind`` names it."""
         return self._due(self._consensus.tick(kind, self._vote), scheduled=False)
 
+    def is_noticed(self) -> bool:
+        """Whether a rank has its termination notice."""
+        stop, jit = self._session.stop, self._session.settings.jit
+        self._is_preempted = not self._consensus.all_agree(not (jit and stop.noticed()))
+        return self._is_preempted
+
     def _due(self, vote: Vote, *, scheduled: bool) -> Due:
         self._is_preempted = vote.stop and not vote.manual
         if vote.manual:

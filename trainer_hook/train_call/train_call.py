@@ -31,8 +31,8 @@ NOT_LOADED_HINT = (
 class TrainCall:
     """Collective: every rank calls each method at the same point of training.
 
-    A driver calls, in this order: the constructor, ``resume``, ``defer_signals``, ``begin``; for each step ``step_ended`` and
-    ``save_pending``; then ``finish``, ``end``; and ``close`` in any case.
+    A driver calls, in this order: the constructor, ``resume``, ``load_begins`` if the library loads by itself, ``begin``; for
+    each step ``step_ended`` and ``save_pending``; then ``finish``, ``end``; and ``close`` in any case.
     """
 
     def __init__(self, session: Session, driver: Driver) -> None:
@@ -124,16 +124,28 @@ class TrainCall:
             self._loads = None
             warn(f"{choice.name} was not loaded ({type(error).__name__}: {str(error)[:MOST_TOLD]}). {NOT_LOADED_HINT}")
 
+    def load_begins(self) -> None:
+        """The library loads the checkpoint now: SIGTERM is deferred only where other ranks may wait for this one meanwhile."""
+        if self.consensus.world.size > 1:
+            self.defer_signals()
+
     def defer_signals(self) -> None:
-        """Defer SIGTERM to the end of a step from now on."""
+        """Defer SIGTERM to the end of a step from now on. May be repeated."""
         self.session.call_runs = True
         self.session.stop.defer()
 
     def begin(self) -> None:
-        """Begin training after step ``Driver.global_step``."""
+        """Begin training after step ``Driver.global_step``. Raises ``SystemExit``: a rank has its termination notice."""
+        self.defer_signals()
         self._loads = None
         self.session.measure = self._progress
         self.monitor.begin(self._driver.global_step)
+        self.stop_if_noticed()
+
+    def stop_if_noticed(self) -> None:
+        """Stop where the state is that of the last finished step, if a rank has its termination notice. Collective."""
+        if self.monitor.is_noticed():
+            self.stop()
 
     def _progress(self) -> TrainingProgress:
         progress = self._driver.progress()
@@ -160,10 +172,12 @@ class TrainCall:
             self._pending = reason or self._pending
 
     def save_pending(self, meta: Mapping[str, Any] | None = None) -> None:
-        """Save if that is due. ``meta`` is added to the marker's."""
+        """Save if that is due, and stop there if a notice came meanwhile. ``meta`` is added to the marker's."""
         reason, self._pending = self._pending, None
         if reason is not None:
             self.save(reason, meta)
+            # Not after one more step and one more save: there may be no time for a second one.
+            self.act_on(self.monitor.inside("save"))
 
     def save(self, reason: str, meta: Mapping[str, Any] | None = None) -> bool:
         """Save now. Returns whether this rank's part is saved; false before the first step."""

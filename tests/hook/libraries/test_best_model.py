@@ -26,7 +26,7 @@ def trainer(best: Path | None, *, step: int = 8, best_step: int | None = 4, want
 
 
 def best_of(one: Any, volume: Path, bringing: Any = None, agree: Callable[[bool], bool] = bool) -> BestModel:
-    return BestModel(one, volume, bringing, agree, checkpoint_name)
+    return BestModel(one, volume, bringing, agree, checkpoint_name, is_noticed=lambda: False, stop_if_noticed=lambda: None)
 
 
 def load(best: BestModel, one: Any) -> None:
@@ -49,7 +49,7 @@ class Bringing:
     def is_usable(self, name: str) -> bool:
         return self.usable
 
-    def fetch(self, name: str) -> str | None:
+    def fetch(self, name: str, **_: Any) -> str | None:
         self.asked.append(name)
         if self.reason is None:
             (self.volume / name).mkdir(exist_ok=True)
@@ -123,7 +123,7 @@ def loaded_on_ranks(tmp_path: Path, *, own: list[bool], better: list[bool]) -> l
             (node / "checkpoint-4").mkdir()
 
         class Fetching(Bringing):
-            def fetch(self, name: str) -> str | None:
+            def fetch(self, name: str, **_: Any) -> str | None:
                 consensus.all_agree(True)
                 return super().fetch(name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.job import ROOT, Answers, finished, plain_environ, trainer_state
+from tests.hook.job import ROOT, Answers, finished, marker, plain_environ, trainer_state
 
 SCRIPT = """
 import os, signal, sys, time
@@ -94,6 +94,46 @@ def test_so_it_has_where_training_ends_with_an_error(
     ended = run(FAILS, before, after, volume, answers)
     assert (ended.returncode, ended.stdout) == outcome, ended.stderr
     assert ("ConnectionError: a helper is gone" in ended.stderr) == (ended.returncode != 0)
+
+
+IN_A_SAVE = """
+import os, signal, time
+from trainer_hook.process.session import current_session
+from trainer_hook.train_call.driver import Driver
+from trainer_hook.train_call.train_call import TrainCall
+class Steps(Driver):
+    global_step = 0
+    def write(self, folder):
+        folder.mkdir()
+        (folder / "state").write_text("1")
+        if self.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            FAILS
+driver = Steps()
+call = TrainCall(current_session(), driver)
+call.defer_signals()
+call.begin()
+for driver.global_step in (1, 2, 3):
+    print("step", driver.global_step)
+    call.step_ended()
+    call.request("periodic" if driver.global_step == 2 else None)
+    call.save_pending()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [("pass", "periodic"), ("if not hasattr(self, 'was'): self.was = True; raise OSError('one error')", "jit")],
+    ids=["that succeeds", "that fails"],
+)
+def test_in_a_save_it_ends_training_with_that_step(fails: str, reason: str, volume: Path, answers: Answers) -> None:
+    """One more step was trained, and saved: there may be no time for two saves."""
+    ended = run(IN_A_SAVE.replace("FAILS", fails), "", "", volume, answers)
+    assert (ended.returncode, ended.stdout) == (143, "step 1\nstep 2\n"), ended.stderr
+    assert finished(volume) == ["checkpoint-2"]
+    assert marker(volume, "checkpoint-2")["reason"] == reason
+    assert "goes on" not in ended.stderr
 
 
 def run(script: str, before: str, after: str, volume: Path, answers: Answers) -> subprocess.CompletedProcess[str]:

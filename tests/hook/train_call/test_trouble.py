@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +41,60 @@ def test_sigterm_during_the_resume_download_ends_the_script(command: list[str], 
         until(lambda: len(answers.asked) > 3, timeout_s=PATIENCE_S)
         assert running.terminate(timeout_s=30) == 143, running.log()
         assert running.steps() == []
+
+
+@pytest.mark.slow
+def test_sigterm_while_the_trainer_loads_its_checkpoint_ends_the_script(volume: Path, answers: Answers) -> None:
+    """It waited for the first step, and for a save of that one."""
+    with training(script(sleep_s=0.1), volume, answers.settings) as running:
+        running.at_step(3)
+        assert running.terminate() == 143, running.log()
+    [saved] = finished(volume)
+    answers.by_call["POST /v1/resume"] = (202, {"state": "ready", "checkpoint": saved, "source": "local"})
+    slowly = [sys.executable, "-c", SLOW_LOAD, *script()[1:]]
+    with training(slowly, volume, answers.settings) as running:
+        running.said("loads\n")
+        assert running.terminate(timeout_s=30) == 143, running.log()
+        assert running.steps() == []
+
+
+SLOW_LOAD = """
+import runpy, sys, time
+from transformers import Trainer
+def load(*args, **kwargs):
+    print("loads", flush=True)
+    time.sleep(60)
+Trainer._load_from_checkpoint = load
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_during_the_download_of_the_best_model_ends_the_script(volume: Path, answers: Answers) -> None:
+    """It waited for the download. The next pod fetches the best model, and leaves the final one."""
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
+    best |= {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "greater_is_better": True}
+    with training(script(args=best, sleep_s=0.1), volume, answers.settings) as running:
+        running.at_step(5)
+        assert running.terminate() == 143, running.log()
+    newest = finished(volume)[-1]
+    shutil.rmtree(running.work / "output")
+    shutil.rmtree(volume / "checkpoint-2")
+
+    def answer(asked: Any) -> Any:
+        is_newest = asked is not None and asked["checkpoint"] == "latest"
+        state = {"state": "ready", "checkpoint": newest, "source": "local"} if is_newest else {"state": "downloading"}
+        time.sleep(0.2)
+        return 200, state
+
+    answers.by_call |= {"POST /v1/resume": answer, "GET /v1/resume": answer}
+    with training(script(args=best), volume, answers.settings) as running:
+        running.said("fetches checkpoint-2, the best model")
+        assert running.terminate(timeout_s=30) == 143, running.log()
+        assert finished(volume)[-1] == "checkpoint-6"
+        assert "final" not in finished(volume)
+        assert "WARNING" not in running.log()
 
 
 @pytest.fixture

@@ -25,14 +25,28 @@ class BestModel:
     """The best model of one ``train()`` call. Every method is called on every rank at the same point of training."""
 
     def __init__(
-        self, trainer: Any, volume: Path, resumer: Resumer, agree: Callable[[bool], bool], name_of: Callable[[int], str]
+        self,
+        trainer: Any,
+        volume: Path,
+        resumer: Resumer,
+        agree: Callable[[bool], bool],
+        name_of: Callable[[int], str],
+        *,
+        is_noticed: Callable[[], bool],
+        stop_if_noticed: Callable[[], None],
     ) -> None:
-        """``agree`` as ``RankConsensus.all_agree``; ``name_of`` returns the name of the checkpoint of a step."""
+        """Create it for one call.
+
+        ``agree`` as ``RankConsensus.all_agree``; ``name_of`` returns the name of the checkpoint of a step; ``is_noticed`` of
+        this rank; ``stop_if_noticed`` as ``TrainCall.stop_if_noticed``.
+        """
         self._trainer = trainer
         self._volume = volume
         self._resumer = resumer
         self._agree = agree
         self._name_of = name_of
+        self._is_noticed = is_noticed
+        self._stop_if_noticed = stop_if_noticed
         self._is_on_volume = False
         """Whether the ranks agreed to look on the volume. The same on every rank, unlike the path in Trainer's state."""
 
@@ -73,7 +87,8 @@ class BestModel:
         if is_there and self._agree(self._resumer.is_usable(best.name)):
             return True
         info(f"fetches {best.name}, the best model")
-        reason = self._resumer.fetch(best.name)
+        reason = self._resumer.fetch(best.name, is_wanted=lambda _: not self._is_noticed())
+        self._stop_if_noticed()  # the next pod fetches it, and ends as this one would have
         if reason is None or is_there:
             return True
         warn(f"the best model, {best.name}, cannot be fetched ({reason}): training ends with the last weights")

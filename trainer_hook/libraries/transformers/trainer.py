@@ -123,7 +123,15 @@ class HookedTrain:
         self._driver.replace_builtin_jit()
         self._call = call = TrainCall(session, self._driver)
         self._start = EpochStart(trainer, session.settings.dir)
-        self._best = BestModel(trainer, session.settings.dir, call.resumer, call.consensus.all_agree, call.saver.name)
+        self._best = BestModel(
+            trainer,
+            session.settings.dir,
+            call.resumer,
+            call.consensus.all_agree,
+            call.saver.name,
+            is_noticed=session.stop.noticed,
+            stop_if_noticed=call.stop_if_noticed,
+        )
 
     def run(self, train: Callable[[Any], Any]) -> Any:
         """Return what ``train`` returns, or returned in an earlier pod."""
@@ -131,7 +139,7 @@ class HookedTrain:
         choice = self._resume()
         with call.loading():
             output = self._finished_output(choice)
-        call.defer_signals()
+        call.load_begins()
         try:
             if output is None:
                 output = self._train(train, choice)

@@ -41,14 +41,20 @@ def ask(then: "Callable[[], None]") -> bool:
     _asked.append(then)
     try:
         _signal.pthread_kill(main, _number())
-    except OSError:  # the thread has ended
+    except OSError:  # the thread has ended, or the kernel queues no more signals (RLIMIT_SIGPENDING): the next call asks again
+        if then in _asked:
+            _asked.remove(then)
         return False
     return True
 
 
 def _answer(number: int, frame: object) -> None:
-    while _asked:
-        _asked.pop(0)()
+    try:
+        while _asked:
+            _asked.pop(0)()
+    finally:
+        if _asked:  # one has raised, or another handler here: for several signals Python may call this one once
+            _signal.raise_signal(number)
 
 
 def _number() -> int:

@@ -107,3 +107,48 @@ os.wait()
 """
     with python(code, tmp_path) as process:
         assert process.communicate(timeout=60)[0] == "the child's\n"
+
+
+def test_one_that_raises_leaves_the_others_to_be_run(tmp_path: Path) -> None:
+    """Training in a thread ends by such a one. Two signals during C code are one call of the handler."""
+    code = """
+import hashlib, threading
+from trainer_hook.process import main_thread
+def fails():
+    raise RuntimeError
+def ask():
+    main_thread.ask(fails)
+    main_thread.ask(lambda: print("the second", flush=True))
+asking = threading.Thread(target=ask)
+try:
+    asking.start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
+    asking.join()
+except RuntimeError:
+    print("raised", flush=True)
+"""
+    with python(code, tmp_path) as process:
+        assert sorted(process.communicate(timeout=60)[0].splitlines()) == ["raised", "the second"]
+
+
+def test_what_could_not_be_asked_is_asked_again(tmp_path: Path) -> None:
+    """With the signal queue of the user full the first call failed, and the second one waited for its signal."""
+    code = """
+import resource, threading, time
+from trainer_hook.process import main_thread
+def ask():
+    _, most = resource.getrlimit(resource.RLIMIT_SIGPENDING)
+    asked = []
+    for limit in (0, most):
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (limit, most))
+        asked.append(main_thread.ask(then))
+    print(*asked, flush=True)
+def then():
+    print("done", flush=True)
+asking = threading.Thread(target=ask)
+asking.start()
+asking.join()
+time.sleep(0.2)
+"""
+    with python(code, tmp_path) as process:
+        assert sorted(process.communicate(timeout=60)[0].splitlines()) == ["False True", "done"]

@@ -108,10 +108,10 @@ def check_writable(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
         (folder / _PROBE).write_bytes(b"\n")
+        remove_wholly(folder)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    remove_wholly(folder)
 
 
 def empty(folder: Path) -> None:

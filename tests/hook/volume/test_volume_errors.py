@@ -248,6 +248,28 @@ def test_one_call_to_the_volume_that_fails_changes_nothing(
     assert not harmed, "\n".join(harmed)
 
 
+@pytest.mark.parametrize("number", [*NUMBERS, errno.ENOSPC], ids=errno.errorcode.get)
+def test_a_periodic_save_in_which_one_call_fails_costs_no_later_one(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "PAUSE_S", 0.0)
+    for which in itertools.count(1):
+        (volume := tmp_path / str(which)).mkdir()
+        session, failing = Case(volume).session(), FailingCall(which, number, below=str(volume))
+        saver = StepSaver(session, Writer())
+        with failing.active():
+            saved = saver.save(5, "periodic")
+        names = ["checkpoint-5"] * saved + ["checkpoint-10"]
+        assert saver.save(10, "periodic"), failing.failed
+        found = {checkpoint.name: [file.path for file in checkpoint.marker.files or ()] for checkpoint in finished_on(volume)}
+        assert found == {name: ["model"] for name in names}, failing.failed
+        assert list(session.not_saved) == ["checkpoint-5"] * (not saved), failing.failed
+        assert sorted(path.name for path in volume.glob("checkpoint-*")) == sorted(names), failing.failed
+        assert not [path for path in (volume / ".ckpt").rglob("*") if path.name not in ("ranks", "trainer.json")]
+        if failing.failed is None:
+            return
+
+
 def test_a_full_volume_takes_the_success_in_place_of_the_state_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A classic sidecar waited for it for ever."""
     told = SuccessIsTold(tmp_path)

@@ -147,9 +147,8 @@ class Loop:
             return
         try:
             if error is None:
-                had_finished, self._finished = self._finished, True
-                if not had_finished:
-                    call.finish()
+                self._finished = True
+                call.finish()  # also of a run that had finished: its process may have ended before it wrote the final model
                 call.end()
         finally:
             if error is None:

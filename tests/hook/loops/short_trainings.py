@@ -10,6 +10,7 @@ import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -84,6 +85,11 @@ def with_epochs(loader: Any, stop_at: int | None) -> list[float]:
 
 def shuffled(stop_at: int | None) -> list[float]:
     return with_epochs(DataLoader(Rows(), batch_size=BATCH, shuffle=True), stop_at)
+
+
+def killed_in_its_end(stop_at: int | None) -> list[float]:
+    with patch.object(Checkpointer, "_write_final", lambda *_: os._exit(9)):
+        return shuffled(stop_at)
 
 
 def shuffled_by_its_own_generator(stop_at: int | None) -> list[float]:

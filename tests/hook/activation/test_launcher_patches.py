@@ -61,7 +61,8 @@ def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(stopped: tuple[Trainin
     assert running.steps(rank=1)[-1] == last
     assert finished(volume) == [f"checkpoint-{step}" for step in range(5, last, 5)] + [f"checkpoint-{last}"]
     said = marker(volume, f"checkpoint-{last}")
-    assert (said["reason"], said["world_size"], said["node"]) == ("jit", 2, {"index": 0, "count": 1})
+    assert (said["world_size"], said["node"]) == (2, {"index": 0, "count": 1})
+    assert said["reason"] == "jit" or last % 5 == 0, "or the ranks agreed in the periodic save"
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file["path"] for file in said["files"]}
     assert not list((volume / ".ckpt/ranks").glob("*.done"))
     assert trainer_state(volume)["state"] == "preempted"

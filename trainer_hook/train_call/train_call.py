@@ -140,7 +140,8 @@ class TrainCall:
         self._loads = None
         self.session.measure = self._progress
         self.monitor.begin(self._driver.global_step)
-        self.stop_if_noticed()
+        if self.monitor.is_noticed():  # nothing is saved: the library has not restored all of its state yet
+            self.monitor.stop(self._driver.global_step, lambda: True)
 
     def stop_if_noticed(self) -> None:
         """Stop where the state is that of the last finished step, if a rank has its termination notice. Collective."""

@@ -136,6 +136,19 @@ def test_in_a_save_it_ends_training_with_that_step(fails: str, reason: str, volu
     assert "goes on" not in ended.stderr
 
 
+@pytest.mark.parametrize("step", [0, 3])
+def test_while_the_checkpoint_is_loaded_it_ends_the_call_before_its_first_step(
+    step: int, volume: Path, answers: Answers
+) -> None:
+    """Nothing is saved: the library has not restored all of its state yet."""
+    loaded = f"os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.01); driver.global_step = {step}; call.begin()"
+    ended = run(IN_A_SAVE.replace("FAILS", "pass").replace("call.begin()", loaded), "", "", volume, answers)
+    assert (ended.returncode, ended.stdout) == (143, ""), ended.stderr
+    assert finished(volume) == []
+    assert "WARNING" not in ended.stderr
+    assert (trainer_state(volume)["state"], trainer_state(volume)["step"]) == ("preempted", step)
+
+
 def run(script: str, before: str, after: str, volume: Path, answers: Answers) -> subprocess.CompletedProcess[str]:
     environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
     command = [sys.executable, "-c", script.replace("BEFORE", before).replace("AFTER", after)]

@@ -54,9 +54,11 @@ def rewrite(
             an equal time shows that it is the same marker.
         epoch: Epoch of the prefix under which the local checkpoint was written; ``None``: unknown.
 
-    The later pod wins, if both epochs are known; else the later attempt, if both ids hold their start times; else the content
-    that was finished later. A commit is revoked only for a strictly later checkpoint. An old marker finished nothing new, so a
-    directory that differs from its commit under the same marker is torn.
+    The commit of a lower epoch is an earlier pod's. Otherwise the later attempt wins, if both ids hold their start times; else
+    the content that was finished later. A higher epoch decides nothing: the lease, asked before a commit is revoked, knows
+    whether a later pod holds the prefix; if none does, the commit was copied from another prefix, or the claims were deleted.
+    A commit is revoked only for a strictly later checkpoint. An old marker finished nothing new, so a directory that differs
+    from its commit under the same marker is torn.
     """
     is_equal = part is not None and files is not None and _content(files) == _content(part.files)
     is_whole = len(theirs.manifests) == 1
@@ -67,7 +69,8 @@ def rewrite(
         return KeepExisting(TORN, torn=True)
     if attempt == theirs.attempt:
         return _of_one_attempt(created_at, theirs, part, save_id, is_equal=is_equal)
-    if not goes_after(attempt, created_at, theirs.attempt, theirs.created_at, epochs=(epoch, theirs.epoch)):
+    is_of_later_pod = epoch is not None and theirs.epoch is not None and epoch > theirs.epoch
+    if not is_of_later_pod and not goes_after(attempt, created_at, theirs.attempt, theirs.created_at):
         return AlreadyCommitted() if is_equal else KeepExisting(f"attempt {theirs.attempt} is the later one of this step")
     return Replace()
 

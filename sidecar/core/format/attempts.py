@@ -36,23 +36,15 @@ def of_pod(pod: str, *, since_s: float, restart: Restart | None = None) -> str:
     return f"{began}-{of}{pod}"[:LONGEST]
 
 
-def goes_after(
-    attempt: str,
-    created_at: str,
-    their_attempt: str,
-    their_created_at: str | None,
-    *,
-    epochs: tuple[int | None, int | None] = (None, None),
-) -> bool:
+def goes_after(attempt: str, created_at: str, their_attempt: str, their_created_at: str | None) -> bool:
     """Whether a checkpoint of one attempt is strictly later than a checkpoint of another attempt.
 
-    If both were written under known epochs of the prefix (``epochs``: ours and theirs), the higher one is the later pod's,
-    whatever the clocks of the pods say. Otherwise, within one JobSet, the number of the restart decides, which depends on no
-    clock. Otherwise the start times decide, if both ids contain them: a pod that outlived its attempt may finish a step late,
-    and the step still belongs to the earlier attempt. Otherwise the time of finishing decides.
+    Within one JobSet, the number of the restart decides, which depends on no clock. Otherwise the start times decide, if both
+    ids contain them: a pod that outlived its attempt may finish a step late, and the step still belongs to the earlier
+    attempt. Otherwise the time of finishing decides.
     """
     created_s = seconds(created_at), seconds(their_created_at) if their_created_at is not None else None
-    return was_later(began(attempt), created_s[0], began(their_attempt), created_s[1], epochs=epochs)
+    return was_later(began(attempt), created_s[0], began(their_attempt), created_s[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,11 @@ def was_later(
     *,
     epochs: tuple[int | None, int | None] = (None, None),
 ) -> bool:
-    """Do as ``goes_after``, with parsed ids and times. ``None`` in place of a time: missing or malformed."""
+    """Do as ``goes_after``, with parsed ids and times. ``None`` in place of a time: missing or malformed.
+
+    If both were written under known epochs of the prefix (``epochs``: ours and theirs), the higher one is the later pod's,
+    whatever the clocks of the pods say.
+    """
     our_epoch, their_epoch = epochs
     if our_epoch is not None and their_epoch is not None and our_epoch != their_epoch:
         return our_epoch > their_epoch

@@ -3,7 +3,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.attempts import Restart, Seen, began_after, began_later, first_found, goes_after, is_later, of_pod
+from sidecar.core.format.attempts import (
+    Restart,
+    Seen,
+    began,
+    began_after,
+    began_later,
+    first_found,
+    goes_after,
+    is_later,
+    of_pod,
+    was_later,
+)
 from trainer_hook.contract import check_id, rfc3339
 
 UID = "0f0e0d0c-0000-4000-8000-000000000001"
@@ -81,11 +92,10 @@ def test_the_later_pod_goes_first_whatever_the_clocks_of_two_machines_say(
     mine, other = of_pod("a", since_s=our_s, restart=our_restart), of_pod("b", since_s=their_s, restart=their_restart)
     stamps = rfc3339(our_s), rfc3339(their_s)
     by_clocks = goes_after(mine, stamps[0], other, stamps[1])
-    assert goes_after(mine, stamps[0], other, stamps[1], epochs=(ours, theirs)) == (
-        by_clocks if ours == theirs else ours > theirs
-    )
+    both = began(mine), our_s, began(other), their_s
+    assert was_later(*both, epochs=(ours, theirs)) == (by_clocks if ours == theirs else ours > theirs)
     for unknown in ((None, theirs), (ours, None), (None, None)):
-        assert goes_after(mine, stamps[0], other, stamps[1], epochs=unknown) == by_clocks
+        assert was_later(*both, epochs=unknown) == by_clocks
 
 
 @given(

@@ -12,7 +12,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.format.attempts import first_found
-from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge, may_be_half_deleted
+from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge, may_lack_files
 from sidecar.core.format.key_limits import KeyLimits, check_keys
 from sidecar.core.lifecycle.states import PENDING, REPORTED, SETTLED, State
 from sidecar.errors import CheckpointRejected
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 SETTLE_S = 0.25
 """Seconds for which an empty or malformed marker must stay unchanged: a shell's ``echo … > .complete`` is briefly empty."""
 DELETION_S = 2.0
-"""Seconds without a change after which a checkpoint with possibly deleted entries is judged: a rotation may be deleting it."""
+"""Seconds without a change after which a checkpoint that may lack files is judged: a rotation, or a copy, may be under way."""
 TROUBLE_S = 5.0
 """Seconds after which an unreadable checkpoint is shown as rejected. Each scan examines it again, before and afterwards."""
 UNKNOWN = "unknown"
@@ -268,7 +268,7 @@ class Scanner:
     def _is_settled(self, found: FoundCheckpoint) -> bool:
         """Whether it may be admitted now: its marker is whole, or it has not changed for long enough."""
         marker_s = 0.0 if is_whole(found.marker.content) else SETTLE_S
-        quiet_s = DELETION_S if may_be_half_deleted(found) else marker_s
+        quiet_s = DELETION_S if may_lack_files(found) else marker_s
         before, since_s = self._unsettled.get(found.name) or (None, 0.0)
         if quiet_s and before != found:
             self._unsettled[found.name] = (found, time.monotonic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from pathlib import Path
@@ -69,6 +70,35 @@ def test_what_stays_as_it_is_after_a_change_is_taken(tmp_path: Path, marker: str
         await services.scanner.scan()
         assert state_of(services, NAME) is State.FINISHED
         assert not services.scanner.unsettled
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("marker", ["", "{}"])
+def test_a_checkpoint_is_not_taken_while_it_is_copied_with_its_times(tmp_path: Path, marker: str) -> None:
+    """`cp -a` into a volume in use: it was committed without what came after its marker."""
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        folder, past_s = tmp_path / "volume" / NAME, time.time() - 3600
+        folder.mkdir()
+        for path in ("a.pt", ".complete"):
+            (folder / path).write_text("x" if path == "a.pt" else marker)
+            os.utime(folder / path, (past_s, past_s))
+        for _ in range(3):
+            await services.scanner.scan()
+            assert state_of(services, NAME) is None
+            await asyncio.sleep(scanner.SETTLE_S / 2)
+        (folder / "b.pt").write_text("x")
+        for path in (folder / "b.pt", folder):
+            os.utime(path, (past_s, past_s))
+        for _ in range(2):
+            await services.scanner.scan()
+            await asyncio.sleep(scanner.SETTLE_S)
+        tracked = services.catalog.get(NAME)
+        assert tracked is not None
+        assert tracked.checkpoint is not None
+        assert [file.path for file in tracked.checkpoint.files] == ["a.pt", "b.pt"]
 
     asyncio.run(scenario())
 

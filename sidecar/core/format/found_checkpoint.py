@@ -25,6 +25,8 @@ from trainer_hook.contract import (
 
 CLOCK_TICK_NS = 50_000_000
 """Two times of one call may differ by this much: the kernel's clock of files counts in milliseconds."""
+COPIED_NS = 10_000_000_000
+"""A marker that is older by more than this than the latest change of its directories was copied there with its time."""
 _GROWING = "-growing"
 
 
@@ -161,12 +163,14 @@ def is_whole(marker: bytes) -> bool:
     return marker.rstrip().endswith(b"}")
 
 
-def may_be_half_deleted(found: FoundCheckpoint) -> bool:
+def may_lack_files(found: FoundCheckpoint) -> bool:
     """Whether files may be missing: entries left its directories, or came, after a marker that does not list the files.
 
-    A rotation deletes entry by entry, and the marker is not always the first.
+    A rotation deletes entry by entry, and the marker is not always the first. A copy that keeps times gives the marker an old
+    one, and its inode the present one: more files may follow.
     """
-    if found.entries_changed_ns <= found.marker.changed_ns + CLOCK_TICK_NS:
+    marked_ns = min(found.marker.changed_ns, found.marker.mtime_ns + COPIED_NS)
+    if found.entries_changed_ns <= marked_ns + CLOCK_TICK_NS:
         return False
     if written_after(_times_ns(found.files), found.marker.mtime_ns) is not None:  # a rotation writes nothing
         return False

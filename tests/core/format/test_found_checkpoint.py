@@ -18,7 +18,7 @@ from sidecar.core.format.found_checkpoint import (
     is_growing,
     is_whole,
     judge,
-    may_be_half_deleted,
+    may_lack_files,
 )
 from tests import strategies
 from tests.outcome import outcome
@@ -254,16 +254,28 @@ def test_only_a_marker_that_lists_no_files_leaves_open_whether_some_were_deleted
 ) -> None:
     def changed_after_ns(nanoseconds: int) -> FoundCheckpoint:
         checkpoint = found(marker)
-        marked = dataclasses.replace(checkpoint.marker, changed_ns=10**18)
+        marked = dataclasses.replace(checkpoint.marker, mtime_ns=10**18, changed_ns=10**18)
         return dataclasses.replace(checkpoint, marker=marked, entries_changed_ns=10**18 + nanoseconds)
 
-    assert not may_be_half_deleted(changed_after_ns(0))
-    assert not may_be_half_deleted(changed_after_ns(CLOCK_TICK_NS))
-    assert may_be_half_deleted(changed_after_ns(CLOCK_TICK_NS + 1)) is not lists
+    assert not may_lack_files(changed_after_ns(0))
+    assert not may_lack_files(changed_after_ns(CLOCK_TICK_NS))
+    assert may_lack_files(changed_after_ns(CLOCK_TICK_NS + 1)) is not lists
     assert changed_after_ns(0) == changed_after_ns(1), "a look at it changes nothing"
-    written = (FoundFile("new.pt", 1, found().marker.mtime_ns + 1, 7),)
+    written = (FoundFile("new.pt", 1, 10**18 + 1, 7),)
     being_saved = dataclasses.replace(changed_after_ns(CLOCK_TICK_NS + 1), files=written)
-    assert not may_be_half_deleted(being_saved), "a rotation writes nothing"
+    assert not may_lack_files(being_saved), "a rotation writes nothing"
+
+
+@pytest.mark.parametrize("marker", [b"", b"{}"])
+def test_more_files_may_follow_a_marker_that_was_copied_with_its_time(marker: bytes) -> None:
+    def copied_after_ns(nanoseconds: int) -> FoundCheckpoint:
+        checkpoint = found(marker)
+        now_ns = checkpoint.marker.mtime_ns + nanoseconds
+        marked = dataclasses.replace(checkpoint.marker, changed_ns=now_ns)
+        return dataclasses.replace(checkpoint, marker=marked, entries_changed_ns=now_ns)
+
+    assert may_lack_files(copied_after_ns(60 * 10**9))
+    assert not may_lack_files(copied_after_ns(10**9)), "a marker that was written to the disk before it got its name"
 
 
 def test_a_checkpoint_names_the_writing_of_its_step_as_its_commit_will() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidecar.core.commit.commit import ListingCheck, Object, attempt_of
 from sidecar.core.commit.commit_roster import has_bundle
@@ -37,6 +37,8 @@ class StoredCommit:
 
     commit: Commit | None
     crc64nvme: str
+    problem: str = field(default="", compare=False)
+    """Why it is malformed, with its key; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +69,14 @@ class Documents:
             raw = await self._executor.persistently(self._store.get, key)
         except NotFound:
             return None
-        except OversizedDocument:
-            return StoredCommit(None, "")
+        except OversizedDocument as error:
+            return StoredCommit(None, "", str(error))
         try:
-            commit = decode_commit(raw, key=key)
+            return StoredCommit(decode_commit(raw, key=key), checksum.text_of(raw))
         except LaterFormatError as later:
             raise LaterFormat(later) from None
-        except ContractError:
-            commit = None
-        return StoredCommit(commit, checksum.text_of(raw))
+        except ContractError as error:
+            return StoredCommit(None, checksum.text_of(raw), str(error))
 
     async def own_manifest(self, checkpoint: Finished) -> Manifest | None:
         """Return the manifest that this node wrote for this attempt before; ``None``: missing or malformed."""

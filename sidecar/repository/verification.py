@@ -164,7 +164,7 @@ class Verifier(Documents):
             found.uploaded = [key for key in found.uploaded if key.endswith(".json")]
             return found
         if there.commit is None:
-            return self._unreadable(found, ProblemKind.DOCUMENT, f"{keys.commit(name)}: it is no commit of format 1")
+            return self._unreadable(found, ProblemKind.DOCUMENT, there.problem)
         found.state, found.commit, found.crc64nvme = StoredState.COMMITTED, there.commit, there.crc64nvme
         await self._read_quarantine(found, listing)
         await self._read_manifests(found, there.commit)

@@ -44,6 +44,15 @@ def test_every_kind_of_damage_is_named_with_its_object(person: Person, pushed: A
         assert store.get("checkpoint-10/model.safetensors") == flipped  # nothing was mended
 
 
+def test_a_checkpoint_that_was_copied_to_another_name_is_told_as_what_it_is(local: Person, pushed: Any) -> None:
+    pushed(local, 20)
+    with local.store() as store:
+        for key in [stored.key for stored in store.list("checkpoint-20/")]:
+            store.put(key.replace("checkpoint-20", "checkpoint-35", 1), store.get(key))
+    assert local.run("verify", local.at("checkpoint-35")) == 8
+    assert "checkpoint-35/.complete: says that it is the commit of checkpoint-20" in local.out
+
+
 def test_a_quarantined_step_is_shown_passed_over_and_released(person: Person, pushed: Any, tmp_path: Path) -> None:
     pushed(person, 10, 20)
     with person.store() as store:

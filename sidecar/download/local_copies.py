@@ -11,6 +11,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import (
     differs_from_its_commit,
+    is_outdated,
     matches_train_call,
     may_replace,
     may_replace_beside_trainer,
@@ -83,10 +84,12 @@ class LocalCopies:
         for tracked in sorted(usable, key=step_of_local, reverse=True):
             assert tracked.checkpoint is not None
             unchanged = await asyncio.to_thread(self._volume.is_unchanged, tracked.checkpoint)
-            usable_now = unchanged and not (tracked.name in committed and await self._is_torn(tracked))
-            if usable_now and tracked.name not in self._deletions:
+            commit = await self._commit_beside(tracked) if unchanged and tracked.name in committed else None
+            outdated = commit is not None and is_outdated(tracked.checkpoint, commit)
+            torn = not unchanged or (commit is not None and differs_from_its_commit(tracked.checkpoint, commit))
+            if not (torn or outdated) and tracked.name not in self._deletions:
                 return tracked
-            hint = "files were changed or deleted since it was finished"
+            hint = "files were changed or deleted since it was finished" if torn else "a later attempt has committed this step"
             log.warning("local_checkpoint_not_used", checkpoint=tracked.name, hint=hint)
         return None
 
@@ -99,8 +102,9 @@ class LocalCopies:
         """Whether a download may replace what the volume has under the commit's name now; see ``may_replace``."""
         known = self._catalog.get(commit.name)
         is_known = self._volume.marker_version(commit.name) in (None, known.version if known else None)
-        is_superseded = known is not None and known.state is State.SUPERSEDED
         local = known.checkpoint if known else None
+        is_superseded = known is not None and known.state is State.SUPERSEDED
+        is_superseded = is_superseded or (local is not None and is_outdated(local, commit))
         return is_known and may_replace(local, commit, is_chosen=is_chosen, is_superseded=is_superseded)
 
     async def is_free_beside_trainer(self, name: str) -> bool:
@@ -112,20 +116,20 @@ class LocalCopies:
         is_unchanged = local is not None and await asyncio.to_thread(self._volume.is_unchanged, local)
         return may_replace_beside_trainer(local, is_unchanged=is_unchanged)
 
-    async def _is_torn(self, local: Tracked) -> bool:
-        """Whether the store has the same finished checkpoint with other files than the volume.
+    async def _commit_beside(self, local: Tracked) -> Commit | None:
+        """Return the commit in the store to compare a checkpoint with: it may have other files, or be a later attempt's.
 
         Files that were deleted before this sidecar process started leave no trace on the volume.
         """
-        if local.state is State.COMMITTED or local.checkpoint is None:  # committed by this process, from these files
-            return False
+        if local.state is State.COMMITTED:  # committed by this process, from these files
+            return None
         reader = await self._reader.once_open()
         try:
             with refusals_judged(reader.patience(is_short=False).refusals):
                 found = await reader.commit(local.name)
         except (ContractError, UnusableNow, RefusedObject):
-            return False
-        return found is not None and differs_from_its_commit(local.checkpoint, found[0])
+            return None
+        return None if found is None else found[0]
 
 
 def step_of_local(tracked: Tracked) -> int:

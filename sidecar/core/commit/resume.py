@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.format import checksum
-from sidecar.core.format.attempts import began_later
+from sidecar.core.format.attempts import began_later, goes_after
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from sidecar.core.format.obstacles import contradiction
@@ -170,6 +170,17 @@ def differs_from_its_commit(local: Finished, commit: Commit) -> bool:
     """Whether a single-node checkpoint has the marker under which it was committed, but other files than the commit."""
     is_other = (len(local.files), local.size_bytes) != (commit.files, commit.size_bytes)
     return is_other and _is_of_the_same_marker(local, commit)
+
+
+def is_outdated(local: Finished, commit: Commit) -> bool:
+    """Whether a later attempt has committed the step of a checkpoint that an earlier pod left on the volume.
+
+    The volume of an earlier pod may come back after another pod trained on another one.
+    """
+    if not local.is_inherited or local.attempt == commit.attempt or _is_of_the_same_marker(local, commit):
+        return False
+    ours = rfc3339(local.created_at_s)
+    return commit.created_at is not None and goes_after(commit.attempt, commit.created_at, local.ordered_as, ours)
 
 
 def _is_of_the_same_marker(local: Finished, commit: Commit) -> bool:

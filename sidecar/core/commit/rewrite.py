@@ -44,7 +44,7 @@ def rewrite(
     """Return the decision about an existing commit of the local checkpoint's step.
 
     Args:
-        attempt: Attempt of the local checkpoint.
+        attempt: Attempt of the local checkpoint; empty: unknown, an earlier pod left it.
         created_at: When the local checkpoint was finished, RFC 3339.
         files: Its files with checksums; ``None``: paths or sizes already differ from the commit's.
         theirs: The existing commit.

@@ -128,6 +128,11 @@ class Finished:
     """Whether an earlier pod left it on the volume, so that the epoch of this pod says nothing about it."""
 
     @property
+    def ordered_as(self) -> str:
+        """Attempt by whose start it is ordered; empty: an earlier pod left it without one, so the time of its end decides."""
+        return "" if self.is_inherited and not self.names_attempt else self.attempt
+
+    @property
     def size_bytes(self) -> int:
         """Sum of its files' sizes."""
         return sum(file.size_bytes for file in self.files)

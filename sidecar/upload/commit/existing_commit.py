@@ -115,7 +115,7 @@ class ExistingCommit:
         if commit is None:
             return Replace()
         return rewrite(
-            attempt=checkpoint.attempt,
+            attempt=checkpoint.ordered_as,
             created_at=rfc3339(checkpoint.created_at_s),
             files=files,
             theirs=commit,

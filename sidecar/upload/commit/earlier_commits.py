@@ -29,7 +29,7 @@ MOST_READ_BYTES = 256 << 20
 ANSWER_S = 60.0
 """Seconds for the requests of one commit: a store that refuses one object for ever must not look degraded because of it."""
 _HINT = "a late request of an earlier pod did this, or another program; resumes use another step"
-_NOT_READ = "the next start checks it, and a resume verifies each checkpoint anyway"
+_NOT_READ = "it stays as it is: a resume verifies each checkpoint anyway"
 
 
 class Findings(Protocol):

@@ -114,8 +114,10 @@ def test_a_killed_writer_is_one_warning_and_sigterm_waits_for_the_save_and_saves
         assert running.wait() == 143, running.log()
         last = f"checkpoint-{running.steps()[-1]}"
         assert last != waited_for
-        assert running.log().index(f"saved {waited_for} (periodic") < running.log().index(f"saved {last} (jit")
-        assert (marker(volume, waited_for)["reason"], marker(volume, last)["reason"]) == ("periodic", "jit")
+        reason = "jit" if f"saved {last} (jit" in running.log() else "periodic"  # the signal came in the save of that step
+        assert reason == "jit" or running.steps()[-1] % 10 == 0
+        assert running.log().index(f"saved {waited_for} (periodic") < running.log().index(f"saved {last} ({reason}")
+        assert (marker(volume, waited_for)["reason"], marker(volume, last)["reason"]) == ("periodic", reason)
         assert lost not in finished(volume)
         assert not (volume / lost).exists()
         assert running.log().count("WARNING") == 1

@@ -13,8 +13,10 @@ from prometheus_client.registry import Collector
 
 from sidecar import __version__
 from sidecar.api import views
+from sidecar.api.safety import safety_now
 from sidecar.core.lifecycle.histogram import Histogram
 from sidecar.core.lifecycle.phases import Phase
+from sidecar.core.lifecycle.safety import Level
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.services import Services
 
@@ -40,7 +42,12 @@ DESCRIPTIONS = (
         "seconds_at_risk", "gauge", "Seconds of training lost if the pod were killed now; stands still while nobody trains"
     ),
     Description("steps_at_risk", "gauge", "Training steps lost if the pod were killed now"),
-    Description("fits_grace", "gauge", "1 if a just-in-time save fits into the grace period, else 0"),
+    Description(
+        "fits_grace",
+        "gauge",
+        "1 if a save at SIGTERM would be durable within the grace period, 0 if not; absent while that is not known",
+    ),
+    Description("safety", "gauge", "1 for the answer to whether training is safe now, 0 for the other answers", ("level",)),
     Description("predicted_save_seconds", "gauge", "Predicted seconds from SIGTERM until the trainer has written a checkpoint"),
     Description("predicted_flush_seconds", "gauge", "Predicted seconds to upload a checkpoint at the measured rate"),
     Description("predicted_durable_seconds", "gauge", "Predicted seconds from SIGTERM until that checkpoint is durable"),
@@ -52,7 +59,9 @@ DESCRIPTIONS = (
     Description(
         "trainer_planned_steps", "gauge", "Steps that the training is planned for; absent where the hook does not know it"
     ),
-    Description("throughput_bytes_per_second", "gauge", "Measured upload rate in bytes per second"),
+    Description(
+        "throughput_bytes_per_second", "gauge", "Measured upload rate in bytes per second; absent before 4 MB were sent"
+    ),
     Description("volume_free_bytes", "gauge", "Free bytes of the shared volume"),
     Description("volume_size_bytes", "gauge", "Size of the shared volume in bytes"),
     Description("sent_bytes", "counter", "Bytes that the store has confirmed"),
@@ -87,10 +96,12 @@ class _Metrics(Collector):
     def collect(self) -> Iterator[Simple | HistogramMetricFamily]:
         services = self._services
         values = self._values()
+        safety = safety_now(services, durable_step=services.catalog.newest_durable_step)
         states = Counter(t.state for t in services.catalog.all())
         labelled: dict[str, dict[tuple[str, ...], float]] = {
             "build_info": {(__version__, platform.python_version()): 1.0},
             "phase": {(phase.value,): float(phase is services.state.phase) for phase in Phase},
+            "safety": {(level.value,): float(level.value == safety.level) for level in Level},
             "checkpoints": {(state.value,): states.get(state, 0) for state in State},
         }
         histograms = self._histograms()
@@ -118,7 +129,7 @@ class _Metrics(Collector):
             "ranks": trainer.ranks,
             "trainer_step": trainer.step,
             "trainer_planned_steps": trainer.total_steps,
-            "throughput_bytes_per_second": services.executor.sent.bytes_per_s(),
+            "throughput_bytes_per_second": services.executor.sent.telling_bytes_per_s(),
             "volume_free_bytes": volume.free_bytes,
             "volume_size_bytes": volume.total_bytes,
             "quarantined": len(services.quarantine.quarantined),

@@ -63,11 +63,17 @@ class AtRisk(BaseModel):
 
     seconds_at_risk: float | None = Field(description="Training time since the newest durable state was saved")
     steps_at_risk: int | None
+    store: Literal["answers", "unknown", "silent", "away", "refuses", "full"] = Field(
+        description="unknown: the latest answer is older than the grace period, or a request is late"
+    )
     grows: bool = Field(True, description="Training runs, or is assumed to because there is no hook")
     predicted_save_s: float | None = Field(description="From SIGTERM until the trainer has written a checkpoint")
-    predicted_flush_s: float | None = Field(description="Duration of its upload at the measured rate")
+    predicted_flush_s: float | None = Field(
+        description="Duration of its upload at the measured rate; null unless the store answers"
+    )
     predicted_durable_s: float | None = Field(description="Sum of both, to be compared with the grace period")
-    fits_grace: bool | None
+    upload_bytes_per_s: float | None = Field(description="The measured rate of an upload")
+    fits_grace: bool | None = Field(description="false also while the store cannot be used; null while that is not known")
     advice: str | None = Field(description="Remedy if it does not fit into the grace period")
 
 
@@ -114,12 +120,21 @@ class Lease(BaseModel):
     reason: str | None = Field(None, description="What it waits for, or who has taken the prefix over")
 
 
+class Cost(BaseModel):
+    """Training that would be lost."""
+
+    lost: str = Field(description="How much, such as 67 steps, nothing, or not known")
+    why: str
+
+
 class Safety(BaseModel):
     """Whether training is safe now."""
 
     level: Literal["safe", "unknown", "attention", "danger"]
     headline: str
     reasons: list[str] = Field(description="What else needs attention, most important first")
+    kill: Cost = Field(description="What is lost if the pod is killed now, without notice")
+    sigterm: Cost = Field(description="What is lost if the pod gets SIGTERM now")
 
 
 class Status(BaseModel):

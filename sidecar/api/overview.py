@@ -7,12 +7,10 @@ from collections import OrderedDict
 
 from sidecar import __version__
 from sidecar.api import models, views
+from sidecar.api.safety import safety_now
 from sidecar.api.store_history import StoreHistory
 from sidecar.catalog.catalog import Tracked
 from sidecar.core.commit.resume import newest_first
-from sidecar.core.lifecycle.safety import Facts, safety
-from sidecar.core.lifecycle.states import REPORTED
-from sidecar.core.schedule.flush import Outcome
 from sidecar.daemon.services import Services
 from sidecar.download.request import ResumeState, ResumeStatus
 from sidecar.transfer.executor import StoreExecutor
@@ -64,7 +62,7 @@ class OverviewService:
             node_index=node.index if node else None,
             node_count=node.count if node else None,
             phase=services.state.phase.value,
-            safety=self._safety(durable, risk, trainer, lease, volume),
+            safety=safety_now(services, durable_step=durable.step if durable else None),
             durable=durable,
             at_risk=risk,
             grace_seconds=settings.grace_seconds,
@@ -107,63 +105,6 @@ class OverviewService:
         stored = [c for c in checkpoints if c.in_store and c.step is not None and step_of(c.name) is not None]
         return _durable(stored[0], by_this_pod=False) if stored else None
 
-    def _safety(
-        self,
-        durable: models.Durable | None,
-        risk: models.AtRisk,
-        trainer: models.Trainer,
-        lease: models.Lease,
-        volume: models.Volume,
-    ) -> models.Safety:
-        services, resume = self._services, self._services.resume_service.status()
-        facts = Facts(
-            phase=services.state.phase,
-            trains=risk.grows,
-            sees_trainer=trainer.alive or trainer.state is not None,
-            durable_step=durable.step if durable else None,
-            steps_at_risk=risk.steps_at_risk,
-            seconds_at_risk=risk.seconds_at_risk,
-            fits_grace=risk.fits_grace,
-            predicted_durable_s=risk.predicted_durable_s,
-            grace_s=services.settings.grace_seconds,
-            pending=len(services.catalog.pending()),
-            late=self._late(),
-            given_up=sum(t.state in REPORTED and self._is_newest(t) for t in services.catalog.all()),
-            rejected=len(services.catalog.newest_rejected()),
-            quarantined=len(services.quarantine.quarantined),
-            trouble=services.health.unreachable,
-            is_full=services.health.is_full,
-            fails_again=services.health.trouble is not None,
-            lease=lease.reason,
-            is_fenced=services.lease.fenced.is_set(),
-            is_resuming=resume is not None and resume.state in (ResumeState.CHOOSING, ResumeState.DOWNLOADING),
-            free_bytes=volume.free_bytes,
-            volume_bytes=volume.total_bytes,
-            checkpoint_bytes=services.risk_monitor.checkpoint_bytes,
-        )
-        answer = safety(facts)
-        return models.Safety(level=answer.level.value, headline=answer.headline, reasons=list(answer.reasons[:MOST_LISTED]))
-
-    def _late(self) -> int:
-        """Return the number of planned uploads without time that no newer one in time makes up for."""
-        plan, catalog = self._services.flush.plan, self._services.catalog
-        if plan is None:
-            return 0
-        steps = {planned.name: _step(catalog.get(planned.name)) for planned in plan.order}
-        in_time = [steps[p.name] for p in plan.order if p.verdict is not Outcome.NO_TIME]
-        newest = max([*in_time, self._services.catalog.newest_durable_step or -1], default=-1)
-        return sum(p.verdict is Outcome.NO_TIME and steps[p.name] > newest for p in plan.order)
-
-    def _is_newest(self, tracked: Tracked) -> bool:
-        durable_step = self._services.catalog.newest_durable_step
-        return durable_step is None or _step(tracked) > durable_step
-
-
-def _step(tracked: Tracked | None) -> float:
-    """Return the step; infinite for ``final`` and for a checkpoint that is still being written."""
-    step = step_of(tracked.name) if tracked else None
-    return float("inf") if step is None else step
-
 
 def _durable(checkpoint: models.Checkpoint, *, by_this_pod: bool) -> models.Durable:
     return models.Durable(
@@ -177,7 +118,7 @@ def _durable(checkpoint: models.Checkpoint, *, by_this_pod: bool) -> models.Dura
 
 def _transfers(executor: StoreExecutor) -> models.Transfers:
     return models.Transfers(
-        throughput_bytes_per_s=executor.sent.bytes_per_s(),
+        throughput_bytes_per_s=executor.sent.telling_bytes_per_s(),
         limit_bytes_per_s=executor.gate.bytes_per_s,
         sent_bytes=executor.sent_bytes,
         retries=executor.retries,

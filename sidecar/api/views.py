@@ -40,7 +40,7 @@ def status(services: Services, safety: models.Safety) -> models.Status:
         at_risk=at_risk(services),
         bandwidth_limit_bytes_per_s=services.executor.gate.bytes_per_s,
         concurrency=services.executor.adapted.limit,
-        throughput_bytes_per_s=services.executor.sent.bytes_per_s(),
+        throughput_bytes_per_s=services.executor.sent.telling_bytes_per_s(),
         sent_bytes=services.executor.sent_bytes,
         retries=services.executor.retries,
         volume=volume(services),

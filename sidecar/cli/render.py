@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import Any
 
+from sidecar.core.lifecycle.safety import cost_text
 from trainer_hook.contract.plain_text import plain_text
 
 _LEAST_WRAPPED = 20
@@ -66,15 +67,17 @@ def _fitted(header: list[str], rows: list[list[str]]) -> str:
 def status_text(status: dict[str, Any]) -> str:
     """Return ``/v1/status`` for people."""
     risk, store, trainer = status["at_risk"], status["store"], status["trainer"]
-    rates = [rate for rate in (status["throughput_bytes_per_s"], status["bandwidth_limit_bytes_per_s"]) if rate]
+    safety = status["safety"]
     lines = [
         f"phase      {status['phase']}",
+        f"safety     {safety['level']}: {safety['headline']}",
+        *[f"           {reason}" for reason in safety["reasons"]],
         f"store      {store['url']}  " + (f"degraded: {status['degraded_reason']}" if status["degraded"] else _reached(store)),
         f"trainer    {trainer['state'] or 'no hook'}, {counted(trainer['ranks'], 'rank')} alive, "
         f"step {text_of(trainer['step'])}",
-        f"durable    step {text_of(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
-        f"{text_of(risk['steps_at_risk'])} steps",
-        f"SIGTERM    {_prediction(risk, min(rates, default=None), is_degraded=status['degraded'])}",
+        f"durable    step {text_of(status['newest_durable_step'])}",
+        f"a kill     {text_of(cost_text(**safety['kill']))}",
+        f"SIGTERM    {text_of(cost_text(**safety['sigterm']))}{_prediction(risk)}",
         f"volume     {_volume(status['volume'])}",
     ]
     if status["termination"]:
@@ -100,15 +103,13 @@ def _volume(volume: dict[str, Any]) -> str:
     return f"{size_text(volume['free_bytes'])} of {size_text(volume['total_bytes'])} free"
 
 
-def _prediction(risk: dict[str, Any], bytes_per_s: float | None, *, is_degraded: bool) -> str:
-    durable_s, save_s = risk["predicted_durable_s"], risk["predicted_save_s"]
-    if is_degraded:
-        return "time until durable is not known: the store is degraded"
-    if durable_s is None:
-        what = "save" if save_s is None else "upload"
-        return f"time until durable is not known: no {what} was measured yet"
-    upload = f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(bytes_per_s)}/s"
-    return f"durable after {_seconds(durable_s)}: save {_seconds(save_s)}, {upload}"
+def _prediction(risk: dict[str, Any]) -> str:
+    """Return the parts of the predicted time, if there is one."""
+    if risk["predicted_durable_s"] is None or not risk["grows"]:
+        return ""
+    rate = risk["upload_bytes_per_s"]
+    upload = f"upload {_seconds(risk['predicted_flush_s'])}" + (f" at {size_text(rate)}/s" if rate else "")
+    return f" (save {_seconds(risk['predicted_save_s'])}, {upload})"
 
 
 def checkpoints_text(answer: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from sidecar.catalog.scanner import SETTLE_S
 from sidecar.core.lifecycle.phases import Phase, longest_commit_check_s, longest_release_s
 from sidecar.core.lifecycle.states import State
 from sidecar.core.lifecycle.volume_runs import VolumeRun
+from sidecar.core.schedule.order import upload_order
 from sidecar.daemon import exit_report, tracing
 from sidecar.daemon.phase_control import PhaseControl
 from sidecar.daemon.services import Services
@@ -47,6 +48,8 @@ log = structlog.get_logger()
 
 SCAN_S = 1.0
 """Longest time between two scans of the volume."""
+MOST_NAMED = 5
+"""Most pending checkpoints that one line of the log names."""
 CALLS_END_S = 0.2
 """Seconds for which answers in progress may delay the exit. The margin before SIGKILL may be half a second."""
 _JOURNALS_HINT = (
@@ -212,6 +215,8 @@ class Daemon:
             services.termination.poll_notice()
             services.save_requests.update()
             services.risk_monitor.observe()
+            waiting = [w.name for w in upload_order(tracked.waiting for tracked in services.catalog.pending())]
+            services.health.report(pending=len(waiting), next=waiting[:MOST_NAMED])
             if services.state.phase is Phase.RUNNING:
                 services.risk_monitor.update()
             await services.hints.wait(timeout_s=SETTLE_S if services.scanner.unsettled else SCAN_S)

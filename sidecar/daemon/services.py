@@ -35,6 +35,7 @@ from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
+from sidecar.transfer.store_watch import StoreWatch
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.volume.token_file import TokenFile
 from sidecar.volume.volume import Volume
@@ -99,9 +100,8 @@ class Services:
         self.holder_watch: Final = HolderWatch(self.lease)
         self.take_over: Final = TakeOver(self.lease, self.renewal, self.holder_watch)
         self.save_requests: Final = SaveRequests(self.volume, self.catalog, self.events)
-        self.risk_monitor: Final = RiskMonitor(
-            self.volume, self.catalog, self.events, self.executor, self.pod, grace_s=settings.grace_seconds
-        )
+        self.risk_monitor: Final = self._risk_monitor()
+        self.store_watch: Final = self._store_watch()
         self.store_reader: Final = StoreReader(self.health)
         self.quarantine: Final = Quarantine(self.volume.journal / "quarantine.json")
         # A finding about a checkpoint no longer holds once it is committed again.
@@ -110,6 +110,18 @@ class Services:
         self.resume_service: Final = ResumeService(worker, self.store_reader, enabled=settings.resume != "off")
         self.volume_cleaner: Final = self._volume_cleaner(worker.local)
         self.store_cleaner: Final = self._store_cleaner()
+
+    def _risk_monitor(self) -> RiskMonitor:
+        grace_s = self.settings.grace_seconds
+        return RiskMonitor(self.volume, self.catalog, self.events, self.executor, self.pod, grace_s=grace_s)
+
+    def _store_watch(self) -> StoreWatch:
+        return StoreWatch(
+            self.store,
+            self.executor,
+            is_wanted=lambda: self.risk_monitor.grows or bool(self.catalog.pending()),
+            grace_s=self.settings.grace_seconds,
+        )
 
     def _request_worker(self) -> RequestWorker:
         return RequestWorker(

@@ -73,6 +73,7 @@ async def _use_store(services: Services) -> None:
     await _apply_capabilities(services, capabilities)
     committer = Committer(services.store, services.executor, lease=services.lease)
     uploader = _uploader(services, capabilities, committer)
+    services.executor.on_back = uploader.store_is_back
     services.state.store_opened.set()
     if is_first and not lease.is_held:  # node 0 holds the lease for all nodes of the job
         await _retried_after_damage(take_over.settle)
@@ -82,6 +83,7 @@ async def _use_store(services: Services) -> None:
 def _tasks_beside_uploads(services: Services, committer: Committer) -> list[Coroutine[Any, Any, None]]:
     """Return the tasks that need the store and its lease: renewal, retention, orphans, earlier commits, shared quarantine."""
     tasks, node, is_first = list[Coroutine[Any, Any, None]](), services.settings.node, services.settings.is_first
+    tasks.append(run_forever("store-watch", services.store_watch.run))
     if is_first:
         tasks.append(run_forever("lease", services.renewal.keep))
         tasks.append(_retried_after_damage(services.take_over.settle_later))

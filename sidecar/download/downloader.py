@@ -60,7 +60,7 @@ class Downloader(Offers):
         """Whether the volume already holds the node's files of an offer, with the recorded checksums."""
         place = self._volume / offer.name
         for entry in offer.files(node):
-            if not await self._executor.once(holds, place / entry.path, entry):
+            if not await self._executor.in_thread(holds, place / entry.path, entry):
                 return False
         return True
 

@@ -87,7 +87,7 @@ class RangeFetcher:
     async def _fetch_large_files(self, left: deque[FileEntry], place: Place) -> None:
         while left:
             entry = left.popleft()
-            if await self._executor.once(self._threads.counted(holds), place / entry.path, entry):
+            if await self._executor.in_thread(self._threads.counted(holds), place / entry.path, entry):
                 self._on_progress(entry.size_bytes)
             else:
                 await self._fetch_large_file(entry, place / entry.path)
@@ -170,7 +170,7 @@ class RangeFetcher:
 
     async def _fetch_large_file(self, entry: FileEntry, target: Place) -> None:
         while True:
-            partial = await self._executor.once(self._threads.counted(PartialFile.prepare), self._folder, entry)
+            partial = await self._executor.in_thread(self._threads.counted(PartialFile.prepare), self._folder, entry)
             self._on_progress(partial.done_bytes)
             damaged = await self._fetch_missing(partial) or _difference(entry, partial.crc())
             if damaged is None:

@@ -23,13 +23,12 @@ def show_status(title: str, status: JobStatus) -> None:
 
 
 def _facts(title: str, status: JobStatus) -> list[str]:
-    risk = f"at risk: {_seconds(status.seconds_at_risk)}, {text_of(status.steps_at_risk)} steps"
-    fits = {True: "fits the grace period", False: "does not fit the grace period", None: "not known whether it fits"}
+    risk = f"at risk: {text_of(status.steps_at_risk)} steps, {_seconds(status.seconds_at_risk)} of training"
     lines = [
         f"job        {plain_text(title)}, {status.pods_answering} of {status.pods_wanted} sidecars answer",
         f"trainer    step {text_of(status.trained_step)}",
         f"durable    step {text_of(status.durable_step)}, {risk}",
-        f"SIGTERM    durable after {_seconds(status.predicted_durable_s)}: {fits[status.fits_grace]}",
+        f"SIGTERM    {plain_text(status.sigterm) if status.sigterm else '–'}",
     ]
     if status.pending_bytes:
         lines.append(f"uploading  {size_text(status.sent_bytes)} of {size_text(status.pending_bytes)}")

@@ -129,8 +129,13 @@ class Pod:
 
     def present_attempt(self) -> str | None:
         """Return the attempt that this pod's trainer reported last; ``None``: none, or that of an earlier pod."""
+        trainer = self.present_trainer()
+        return trainer.attempt if trainer else None
+
+    def present_trainer(self) -> TrainerState | None:
+        """Return what this pod's trainer reported last; ``None``: nothing, or an earlier pod's did."""
         raw, trainer = self._volume.read_small(TRAINER_STATE), self.trainer()
-        return None if trainer is None or raw == self._trainer_of_earlier_pod else trainer.attempt
+        return None if raw == self._trainer_of_earlier_pod else trainer
 
     def trainer_succeeded(self) -> bool:
         """Whether the trainer of this pod has reported success."""

@@ -9,6 +9,7 @@ from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events, rounded
 from sidecar.core.lifecycle.risk import Risk, fits_now, risk
 from sidecar.core.lifecycle.save_profile import SaveProfile, usual_profile
+from sidecar.core.lifecycle.store_state import store_state
 from sidecar.core.lifecycle.trained_time import TrainedTime
 from sidecar.core.schedule.throughput import TELLING_BYTES
 from sidecar.lifecycle.pod import Pod
@@ -41,6 +42,12 @@ class RiskMonitor:
         return self._trained.runs
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a step of this pod's training was reported. Without the hook nobody would: training is assumed to run."""
+        trainer = self._pod.present_trainer()
+        return not self._sees_ranks or (trainer is not None and trainer.step is not None)
+
+    @property
     def checkpoint_bytes(self) -> int | None:
         """Size of the newest checkpoint; ``None``: none was finished yet."""
         usual = self._usual_save()
@@ -55,7 +62,8 @@ class RiskMonitor:
         # A sidecar that restarts beside a living trainer counts from the pod's start.
         began_s = now_s if self._is_observed else self._pod.since_s
         self._is_observed = True
-        self._trained = self._trained.seen(trains=bool(ranks) or not self._sees_ranks, now_s=now_s, began_s=began_s)
+        trains = self.has_begun and (bool(ranks) or not self._sees_ranks)
+        self._trained = self._trained.seen(trains=trains, now_s=now_s, began_s=began_s)
 
     def risk(self) -> Risk:
         """Return the risk at this instant."""
@@ -68,6 +76,7 @@ class RiskMonitor:
             usual=usual,
             bytes_per_s=self._executor.usual_bytes_per_s(roughly=is_small),
             grace_s=self._grace_s,
+            store=store_state(self._executor.evidence(), grace_s=self._grace_s),
             limited=self._executor.gate.bytes_per_s is not None,
         )
 
@@ -91,10 +100,12 @@ class RiskMonitor:
     def _usual_save(self) -> SaveProfile | None:
         return usual_profile(t.checkpoint for t in self._catalog.all() if t.checkpoint)
 
-    def _seconds_at_risk(self) -> float:
+    def _seconds_at_risk(self) -> float | None:
         durable = self._catalog.newest_durable
         saved_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else self._pod.since_s
         pending = [t.checkpoint.created_at_s for t in self._catalog.pending() if t.checkpoint]
+        if not self._sees_ranks and durable is None and not pending:
+            return None  # nothing shows when training began, or whether it has
         return self._trained.at_risk_s(durable_at_s=saved_at_s, finished_at_s=max(pending, default=None), now_s=time.time())
 
     def _newest_step(self) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 
 import structlog
 
+from sidecar.core.lifecycle.store_state import Evidence
 from sidecar.core.schedule.backoff import CAP_S, delay_s
 from sidecar.core.schedule.concurrency import Concurrency, SmallRequests, is_near, small_requests
 from sidecar.core.schedule.parts import usual_part_bytes
@@ -31,14 +32,13 @@ from sidecar.errors import (
     PartRefused,
     StoreBusy,
     StoreError,
-    StoreUnavailable,
     UnreadableRun,
     Unstorable,
     UnusableNow,
 )
 from sidecar.store.cancellation import Cancellation
 from sidecar.thread_pool import ThreadPool
-from sidecar.transfer.health import Health
+from sidecar.transfer.health import Health, is_silence
 from sidecar.transfer.rate_gate import RateGate, RetryGate
 
 log = structlog.get_logger()
@@ -57,6 +57,8 @@ _IOPRIO_LOWEST_BEST_EFFORT = (2 << 13) | 7
 """Lowest level of the best-effort class. The idle class would let a busy disk starve the flush. Source: ioprio_set(2)."""
 
 
+_ANSWERS = (NotFound, AlreadyExists, OversizedDocument, PartRefused)
+"""Errors that are the store's answer: it is there."""
 _is_awaited: ContextVar[bool] = ContextVar("is_awaited", default=False)
 
 
@@ -111,6 +113,8 @@ class StoreExecutor:
         self._patience_s = patience_s
         self.on_hurry: Callable[[bool], object] = lambda _: None
         """Called with True on a termination notice, with False when the notice is withdrawn."""
+        self.on_back: Callable[[], object] = lambda: None
+        """Called when a store that was away has answered."""
         self._part_bytes = part_bytes
         self.most = concurrency
         """Maximum concurrent requests with a body."""
@@ -123,6 +127,8 @@ class StoreExecutor:
         self.adapted = self._concurrency(round_trip_s=None)
         self.small = SmallRequests(concurrency, 1)
         """Concurrency of small requests, whose cost is the round trip."""
+        self.in_flight = 0
+        """Requests to the store under way."""
         self._is_near = False
         self._hurried = asyncio.Event()
         self._answered = asyncio.Event()
@@ -137,6 +143,19 @@ class StoreExecutor:
         Raises:
             StoreError: As the call does.
         """
+        self.in_flight += 1
+        try:
+            result = await self.in_thread(call, *args, **kwargs)
+        except _ANSWERS:
+            self._record_answer()
+            raise
+        finally:
+            self.in_flight -= 1
+        self._record_answer()
+        return result
+
+    async def in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a call in a thread, as ``once``; that it returns says nothing about the store."""
         threads = self._urgent if self._hurried.is_set() or _is_awaited.get() else self._polite
         cancellation, made = Cancellation(), functools.partial(call, *args, **kwargs)
         try:
@@ -144,10 +163,24 @@ class StoreExecutor:
         except asyncio.CancelledError:
             cancellation.cancel()
             raise
-        self.health.succeeded()
+        return result
+
+    def _record_answer(self) -> None:
+        was_away = self.health.is_away
+        self.health.answered()
+        if was_away:
+            self.on_back()
         self._answered.set()
         self._answered = asyncio.Event()
-        return result
+
+    @property
+    def waits_for_store(self) -> bool:
+        """Whether the store is away, and its ``StoreWatch`` alone asks for it: requests begin once it has answered."""
+        return self.health.is_watched and self.health.is_away
+
+    def evidence(self) -> Evidence:
+        """Return what is known of the store now."""
+        return self.health.evidence(sent_bytes=self.gate.passed_bytes, is_limited=self.gate.bytes_per_s is not None)
 
     async def persistently(
         self,
@@ -166,7 +199,8 @@ class StoreExecutor:
             RefusedObject: Where ``refusals_judged`` says so.
             Stopped: The gate was closed.
             Exception: Raised by ``before_again``, which is awaited before each retry.
-            StoreError: The latest failure, when ``retry_gate`` is preempted, or when the patience of this executor is over.
+            StoreError: The latest failure, when ``retry_gate`` is preempted, or has to wait for a store that is away, or when
+                the patience of this executor is over.
         """
         request = object()
         try:
@@ -183,11 +217,11 @@ class StoreExecutor:
         retry_gate: RetryGate | None,
         before_again: Callable[[], Awaitable[None]] | None,
     ) -> T:
-        failures, since_s, answers = 0, 0.0, 0
+        failures, since_s, answers, is_upload = 0, 0.0, 0, retry_gate is not None
         judge = new_judge() if (new_judge := _judges.get()) is not None else None
         while True:
             try:
-                result = await self.once(call)
+                result = await (self._upload(call) if is_upload else self.once(call))
             except StoreError as error:
                 failures += 1
                 if _is_answer(error) or (isinstance(error, CorruptObject) and failures >= CORRUPT_TRIES):
@@ -198,15 +232,15 @@ class StoreExecutor:
                     self.health.given_up(error)
                     raise
                 is_alone = judge is not None and isinstance(error, AccessRefused) and await judge(error)
-                wait_s = self._failed(error, failures, None if is_alone else request)
+                wait_s = self._failed(error, failures, None if is_alone else request, is_upload=is_upload)
                 if self._patience_s is not None:  # the last try is at its end, not up to half of it later
                     wait_s = min(wait_s, max(0.0, since_s + self._patience_s - time.monotonic()))
                 if retry_gate is not None:
                     retry_gate.answered(refused=isinstance(error, AccessRefused))
-                    if retry_gate.behind:
+                    if retry_gate.behind or self.waits_for_store:
                         raise
-                is_outage = _is_silence(error) and self.health.answers == answers
-                await self.pause(wait_s, retry_gate, is_outage=is_outage)
+                is_outage = self.waits_for_store or (is_silence(error) and self.health.answers == answers)
+                await self.pause(None if self.waits_for_store else wait_s, retry_gate, is_outage=is_outage)
                 if retry_gate is not None and retry_gate.behind:
                     raise
                 if before_again is not None:
@@ -215,6 +249,16 @@ class StoreExecutor:
                 if retry_gate is not None:
                     retry_gate.answered(refused=False)
                 return result
+
+    async def _upload(self, call: Callable[[], T]) -> T:
+        self.health.upload_begins()
+        is_stored = False
+        try:
+            result = await self.once(call)
+            is_stored = True
+        finally:
+            self.health.upload_ended(is_stored=is_stored)
+        return result
 
     def _is_patience_over(self, error: StoreError, *, since_s: float) -> bool:
         """Whether a failing request is given up. ``since_s``: time of its first failure, monotonic seconds."""
@@ -238,32 +282,34 @@ class StoreExecutor:
                 raise outcome
         return tuple(ended) if isinstance(works, tuple) else ended
 
-    def _failed(self, error: StoreError, failures: int, request: object | None) -> float:
+    def _failed(self, error: StoreError, failures: int, request: object | None, *, is_upload: bool) -> float:
         """Record a failure and return the backoff in seconds. ``request``: ``None`` if others of its kind succeed."""
         self.retries += 1
         if isinstance(error, StoreBusy):
             self.adapted = self.adapted.slowed_down(now_s=time.monotonic())
-        if not isinstance(error, CorruptObject) and request is not None:
-            self.health.failed(error, request)
+        is_trouble = not isinstance(error, CorruptObject) and request is not None
+        if is_trouble:  # told by ``health``, for all requests together
+            self.health.failed(error, request, is_upload=is_upload)
         cap_s = HURRIED_CAP_S if self._hurried.is_set() else CAP_S
         wait_s = delay_s(failures, random_0_1=random.random(), cap_s=cap_s)  # noqa: S311 - spreads retries
-        log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
+        if not is_trouble:
+            log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
         return wait_s
 
-    async def pause(self, wait_s: float, retry_gate: RetryGate | None = None, *, is_outage: bool = False) -> None:
-        """Wait ``wait_s`` seconds; end early on a termination notice or when ``retry_gate`` is preempted.
+    async def pause(self, wait_s: float | None, retry_gate: RetryGate | None = None, *, is_outage: bool = False) -> None:
+        """Wait ``wait_s`` seconds (``None``: without limit); end early on a termination notice, or woken by ``retry_gate``.
 
         ``is_outage``: also when the store answers any request. It has answered none since this one failed first.
         """
         waits: list[Coroutine[Any, Any, object]] = [] if self._hurried.is_set() else [self._hurried.wait()]
         waits += [self._answered.wait()] if is_outage else []
-        waits += [] if retry_gate is None else [retry_gate.lost()]
+        waits += [] if retry_gate is None else [retry_gate.woken()]
         tasks = [asyncio.create_task(wait) for wait in waits]
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             else:
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(wait_s or 0.0)
         finally:
             for task in tasks:
                 task.cancel()
@@ -300,6 +346,11 @@ class StoreExecutor:
         sent = self.sent_rate if self.health.trouble is None else RateEstimator()
         rate = estimated(arrived=arrived, sent=sent, limit=self.gate.bytes_per_s)
         return rate.expected or None if rate is not None else None
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether there is a termination notice."""
+        return self._hurried.is_set()
 
     def hurry(self) -> None:
         """React to a termination notice: retry now, shorten further backoff, start new requests at normal priority."""
@@ -339,8 +390,3 @@ def _lowest_priority() -> None:
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_LOWEST_BEST_EFFORT)
-
-
-def _is_silence(error: StoreError) -> bool:
-    """Whether the store could not be reached or has failed, rather than asked for fewer requests or refused this one."""
-    return isinstance(error, StoreUnavailable) and not isinstance(error, StoreBusy)

@@ -167,12 +167,16 @@ class RetryGate:
     def put(self, *, behind: bool) -> None:
         """Set whether another upload has priority; if it has now, wake the loop's pause."""
         if behind and not self.behind:
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self.wake()
         self.behind = behind
 
-    def lost(self) -> Coroutine[Any, Any, object]:
-        """Return what waits until another upload gets priority, from this call on, whenever it is awaited."""
+    def wake(self) -> None:
+        """End the loop's pause: it tries again now, or ends if another upload has priority."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def woken(self) -> Coroutine[Any, Any, object]:
+        """Return what waits for ``wake``, from this call on, whenever it is awaited."""
         return self._changed.wait()
 
     def answered(self, *, refused: bool) -> None:

@@ -315,8 +315,16 @@ class UploadJob:
             self._context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
 
     async def _back_off(self, error: Exception) -> None:
-        """Give other uploads priority for a while, longer after each failure. During a flush it is retried at once."""
+        """Give other uploads priority for a while, longer after each failure. During a flush it is retried at once.
+
+        While the store is away, all wait for its answer, and the newest one begins then.
+        """
         context, active, tracked = self._context, self._active, self._tracked
+        if context.executor.waits_for_store:
+            self._move(State.FINISHED, f"{error}; it is sent once the store answers")
+            active.is_sent = False
+            await self._wait_for_store()
+            return
         wait_s, reason = context.retry_waits.failed(tracked.name, tracked.version, error)
         self._move(State.FINISHED, reason)
         active.is_sent, active.is_deferred = False, True
@@ -326,6 +334,10 @@ class UploadJob:
             await context.executor.pause(COMMIT_POLL_S)
             if context.deadline.is_set() or not context.catalog.is_current(tracked):
                 break
+
+    async def _wait_for_store(self) -> None:
+        while self._context.executor.waits_for_store and self._context.catalog.is_current(self._tracked):
+            await self._context.executor.pause(COMMIT_POLL_S, is_outage=True)
 
     def _move(self, state: State, reason: str) -> None:
         """Change its state, unless it was replaced or decided meanwhile."""

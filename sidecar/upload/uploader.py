@@ -77,6 +77,11 @@ class Uploader:
             await context.news.wait()
             context.news.clear()
 
+    def store_is_back(self) -> None:
+        """Decide the order anew: the store was away, and has answered."""
+        self._queue.decide_anew()
+        self._context.news.set()
+
     async def _listen(self) -> None:
         while True:
             self._context.news.set()  # before the wait: changes before this task ran must not be missed
@@ -156,7 +161,8 @@ class Uploader:
             job.reject(str(error))
             await job.discard()
         except StoreError as error:
-            log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
+            if not self._context.executor.waits_for_store:  # else the log has it, and a line for each would fill it
+                log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
         except Exception as error:
             self._context.report_defect(tracked.name, error)
         finally:

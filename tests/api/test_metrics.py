@@ -39,7 +39,7 @@ def test_every_described_metric_is_exported_and_every_exported_one_is_described(
         running.ready()
         with training(running.volume) as trainer:
             trainer.at(9)
-            trainer.save(5)
+            trainer.save(5, 6 << 20)  # fewer bytes measure no rate
             running.committed("checkpoint-5")
             running.resume("checkpoint-5", asked_by="person")
             running.status()

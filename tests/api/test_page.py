@@ -56,7 +56,8 @@ async def test_the_page_says_whether_training_is_safe_and_follows_it(tmp_path: P
         trainer.at(14)
         await page.shows("durable", "Step 10")
         await page.shows("headline", "Training is safe")
-        assert await page.text("sigterm") == "0 steps"
+        assert await page.text("sigterm") == "nothing"
+        assert "grace" in await page.text("sigterm-more")
         await page.shows("kill", "4 steps")
         await page.shows("step", "Step 14")
         assert (await page.text("step-total")).startswith("of 1,000")

@@ -51,17 +51,24 @@ def test_a_table_that_is_too_wide_for_a_terminal_loses_nothing(monkeypatch: pyte
     ("seconds", "text"), [(None, "–"), (4.25, "4.2 s"), (125, "2 min 5 s"), (3600, "1 h 0 min"), (9000, "2 h 30 min")]
 )
 def test_the_status_shows_a_time_as_people_say_it(seconds: float | None, text: str) -> None:
-    said = status_text(status(seconds_at_risk=seconds, predicted_durable_s=6, predicted_save_s=1, predicted_flush_s=5))
-    assert f"durable    step 40, at risk: {text}, – steps\n" in said
-    assert "durable after 6.0 s: save 1.0 s, upload 5.0 s at 5 MiB/s" in said, (
-        "the limit, where it is what holds the uploads up"
-    )
+    said = status_text(status(predicted_durable_s=6, predicted_save_s=1, predicted_flush_s=seconds, upload_bytes_per_s=5e6))
+    assert f"SIGTERM    costs nothing: durable in 6 s (save 1.0 s, upload {text} at 4.77 MiB/s)\n" in said
 
 
-@pytest.mark.parametrize(("save_s", "what"), [(None, "save"), (1.0, "upload")])
-def test_the_status_before_the_first_save_says_that_nothing_was_measured(save_s: float | None, what: str) -> None:
-    said = status_text(status(predicted_save_s=save_s))
-    assert f"SIGTERM    time until durable is not known: no {what} was measured yet\n" in said
+def test_the_status_says_how_safe_training_is_and_what_it_costs_if_it_is_not() -> None:
+    now = status(steps_at_risk=67) | {
+        "safety": {
+            "level": "danger",
+            "headline": "The store cannot be used: nothing becomes durable until it answers again",
+            "reasons": ["The volume is nearly full"],
+            "kill": {"lost": "67 steps", "why": "2 min of training"},
+            "sigterm": {"lost": "67 steps", "why": "the store cannot be used"},
+        }
+    }
+    said = status_text(now)
+    assert "safety     danger: The store cannot be used: nothing becomes durable until it answers again\n" in said
+    assert "           The volume is nearly full\n" in said
+    assert "a kill     costs 67 steps: 2 min of training\nSIGTERM    costs 67 steps: the store cannot be used\n" in said
 
 
 def test_what_a_writer_said_of_a_checkpoint_is_shown_as_json() -> None:
@@ -71,21 +78,18 @@ def test_what_a_writer_said_of_a_checkpoint_is_shown_as_json() -> None:
     assert details_text({"meta": meta, "files": [], "problems": []}) == f"meta  {shown}"
 
 
-def test_the_status_predicts_nothing_while_the_store_is_degraded() -> None:
-    measured = status(predicted_durable_s=6, predicted_save_s=1, predicted_flush_s=5)
-    said = status_text(measured | {"degraded": True, "degraded_reason": "no space"})
-    assert "SIGTERM    time until durable is not known: the store is degraded\n" in said
-
-
 def status(**risk: float | None) -> dict[str, Any]:
     names = ("seconds_at_risk", "steps_at_risk", "predicted_durable_s", "predicted_save_s", "predicted_flush_s", "advice")
+    safety = {"level": "safe", "headline": "Training is safe", "reasons": []}
+    costs = {"kill": {"lost": "15 steps", "why": ""}, "sigterm": {"lost": "nothing", "why": "durable in 6 s"}}
     return {
         "phase": "running",
+        "safety": safety | costs,
         "store": {"url": "s3://bucket/run", "reached": False},
         "degraded": False,
         "trainer": {"state": None, "ranks": 0, "step": None},
         "newest_durable_step": 40,
-        "at_risk": dict.fromkeys(names) | risk,
+        "at_risk": dict.fromkeys(names) | {"grows": True} | risk,
         "throughput_bytes_per_s": 9 << 20,
         "bandwidth_limit_bytes_per_s": 5 << 20,
         "volume": {"free_bytes": 1, "total_bytes": 2},

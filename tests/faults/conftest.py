@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.bucket import Bucket, checkpoint_files
+from tests.process.conftest import moto_process as moto_process
 from tests.process.sidecar_process import sidecar, write_checkpoint
 from tests.servers import REAL_STORES
 

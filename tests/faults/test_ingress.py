@@ -52,7 +52,7 @@ def test_a_body_that_a_proxy_refuses_for_its_size_is_named_until_it_is_taken(mot
     ):
         running.ready()
         write_checkpoint(running.volume, "checkpoint-1", files)
-        until(lambda: [failed for failed in running.events("store_request_failed") if failed["failures"] >= 3])
+        until(lambda: running.status()["retries"] >= 3)
         running.call("GET", "/v1/checkpoints")  # which the store answers
         status = running.status()
         assert status["degraded"]

@@ -12,11 +12,15 @@ from sidecar.kubectl.render import show_status
 def test_a_person_sees_the_worst_first_and_a_line_for_each_pod(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {
         "phase": "running",
-        "safety": {"level": "danger", "headline": "The store cannot be used: [red]x[/red]\x1b[31m"},
+        "safety": {
+            "level": "danger",
+            "headline": "The store cannot be used: [red]x[/red]\x1b[31m",
+            "sigterm": {"lost": "23 steps", "why": "the store cannot be used\x1b[31m"},
+        },
         "node_count": 2,
         "newest_durable_step": 20,
         "trainer": {"step": 43},
-        "at_risk": {"steps_at_risk": 23, "seconds_at_risk": 9.53, "fits_grace": False, "predicted_durable_s": 61.0},
+        "at_risk": {"steps_at_risk": 23, "seconds_at_risk": 9.53, "fits_grace": False},
         "queue": [{"sent_bytes": 1 << 20, "size_bytes": 4 << 20}],
     }
     pods = [pod_report(JobPod("run-0", PodState.RUNNING, 0), answer)]
@@ -28,8 +32,8 @@ def test_a_person_sees_the_worst_first_and_a_line_for_each_pod(capsys: pytest.Ca
     for expected in (
         "also: run-1 has not started: 0/2 nodes are available",
         "Job run, 1 of 2 sidecars answer",
-        "step 20, at risk: 9.5 s, 23 steps",
-        "durable after 61.0 s: does not fit the grace period",
+        "step 20, at risk: 23 steps, 9.5 s of training",
+        "SIGTERM    costs 23 steps: the store cannot be used",
         "uploading  1 MiB of 4 MiB",
     ):
         assert expected in shown

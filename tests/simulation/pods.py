@@ -57,22 +57,15 @@ class Memory(Journal):
         return True
 
 
-def _local(method: F) -> F:
-    method.is_local = True  # type: ignore[attr-defined]
-    return method
-
-
 class FilesOf:
     """Reads a version as ``sidecar.upload.send.payloads.Payloads`` reads a pin."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
 
-    @_local
     def checksums(self, path: str, ranges: Any) -> list[int]:
         return [checksum.checksum(self._version.contents[path])]
 
-    @_local
     def is_still(self, path: str, ranges: Any, wanted: list[int]) -> bool:
         return self.checksums(path, ranges) == wanted
 

@@ -268,6 +268,9 @@ class SimulatedExecutor:
         self._world = world
         self.adapted = FixedConcurrency()
 
+    waits_for_store = False
+    """No request alone asks for the store."""
+
     async def pause(self, wait_s: float) -> None:
         await Sleep(wait_s)
 
@@ -279,9 +282,10 @@ class SimulatedExecutor:
         """Nothing stops a transfer."""
 
     async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        if getattr(call, "is_local", False):
-            return call(*args, **kwargs)
         return await Request(call, *args, **kwargs)
+
+    async def in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return call(*args, **kwargs)
 
     async def persistently(
         self,

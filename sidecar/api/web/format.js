@@ -60,4 +60,3 @@ export function moment(epochMs, nowMs) {
 }
 
 export const epochMs = (stamp) => (stamp ? Date.parse(stamp) : null);
-export const steps = (value) => (unknown(value) ? "–" : `${count(value)} ${value === 1 ? "step" : "steps"}`);

@@ -1,7 +1,7 @@
 // Everything but the checkpoints: the answer, the ending, the resume, training, throughput, places.
 
 import { at, attribute, make, progress, show, sign, text, texts } from "./elements.js";
-import { ago, bytes, count, digits, duration, epochMs, rate, steps } from "./format.js";
+import { ago, bytes, count, digits, duration, epochMs, rate } from "./format.js";
 
 const SIGNS = {
   safe: "M4.5 12.5l5 5L19.5 7",
@@ -25,6 +25,7 @@ let drawnLevel = "";
 /** Draw an overview that has just arrived. */
 export function draw(overview, nowMs) {
   drawAnswer(overview);
+  drawCosts(overview);
   drawTraining(overview, nowMs);
   drawUploads(overview, nowMs);
   drawPlaces(overview);
@@ -40,7 +41,6 @@ export function draw(overview, nowMs) {
 /** Draw what changes with every second. `elapsedS`: since the overview arrived. */
 export function tick(overview, nowMs, elapsedS) {
   drawDurable(overview, nowMs);
-  drawCosts(overview, elapsedS);
   drawCountdown(overview, elapsedS);
 }
 
@@ -82,28 +82,14 @@ function nothingDurable(state) {
   return state === "read" ? "nothing yet" : "not known yet"; // the store may hold checkpoints of earlier pods
 }
 
-function drawCosts(overview, elapsedS) {
-  const risk = overview.at_risk;
-  const lostS = risk.seconds_at_risk === null ? null : risk.seconds_at_risk + (risk.grows ? elapsedS : 0);
-  const lost = risk.steps_at_risk === null ? duration(lostS) : steps(risk.steps_at_risk);
-  text(at("kill"), lost);
-  text(at("kill-more"), risk.grows ? (risk.steps_at_risk === null ? "of training" : `${duration(lostS)} of training`) : "nobody trains");
-  drawSigterm(overview, lost, lostS);
-}
-
-function drawSigterm(overview, lost, lostS) {
-  const risk = overview.at_risk;
-  const hasHook = overview.trainer.state !== null;
-  const needs = `durable in ${duration(risk.predicted_durable_s)} of ${duration(overview.grace_seconds)} grace`;
-  let [cost, more] = ["not known", "after the first upload"];
-  if (!risk.grows) [cost, more] = [risk.steps_at_risk ? lost : "nothing", "nobody trains"];
-  else if (!hasHook) [cost, more] = [lost, "without the hook nothing is saved then"];
-  else if (risk.fits_grace === true) [cost, more] = ["0 steps", needs];
-  else if (risk.fits_grace === false) [cost, more] = [lost, `needs ${duration(risk.predicted_durable_s)}, the grace period is ${duration(overview.grace_seconds)}`];
+function drawCosts(overview) {
+  const { kill, sigterm } = overview.safety;
+  text(at("kill"), kill.lost);
+  text(at("kill-more"), kill.why);
   text(at("sigterm-title"), overview.termination === null ? "A SIGTERM now costs" : "This ending costs");
-  text(at("sigterm"), cost);
-  text(at("sigterm-more"), more);
-  drawBudget(overview, risk.grows && hasHook);
+  text(at("sigterm"), sigterm.lost);
+  text(at("sigterm-more"), sigterm.why);
+  drawBudget(overview, overview.at_risk.grows && overview.trainer.state !== null);
 }
 
 function drawBudget(overview, applies) {

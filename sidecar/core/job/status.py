@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from sidecar.core.job.pods import JobPod, PodState
-from sidecar.core.lifecycle.safety import Level
+from sidecar.core.lifecycle.safety import Level, cost_text
 from sidecar.core.lifecycle.termination_sentence import ending_of
 
 _SEVERITY = (Level.SAFE, Level.UNKNOWN, Level.ATTENTION, Level.DANGER)
@@ -46,8 +46,9 @@ class PodReport:
     finished_step: int | None = None
     steps_at_risk: int | None = None
     seconds_at_risk: float | None = None
-    predicted_durable_s: float | None = None
     fits_grace: bool | None = None
+    sigterm: str | None = None
+    """What is lost at SIGTERM, as a line says it."""
     sent_bytes: int = 0
     """Of the checkpoints that are not durable yet."""
     pending_bytes: int = 0
@@ -70,8 +71,9 @@ class JobStatus:
     """Newest step that every node has finished writing; ``None`` unless all of them answer."""
     steps_at_risk: int | None
     seconds_at_risk: float | None
-    predicted_durable_s: float | None
     fits_grace: bool | None
+    sigterm: str | None
+    """What is lost at SIGTERM, by the pod that would lose most."""
     sent_bytes: int
     pending_bytes: int
     pods: tuple[PodReport, ...]
@@ -89,6 +91,7 @@ def pod_report(pod: JobPod, answer: Mapping[str, Any] | None, error: str | None 
         state = Answered.WAITING if pod.state is PodState.WAITING else Answered.SILENT
         return PodReport(pod.name, state, error or pod.detail, node_index=pod.index)
     risk, safety, queue = answer.get("at_risk") or {}, answer.get("safety") or {}, answer.get("queue") or []
+    sigterm = safety.get("sigterm") or {}
     known = {level.value for level in Level}
     index = answer.get("node_index")
     return PodReport(
@@ -104,8 +107,8 @@ def pod_report(pod: JobPod, answer: Mapping[str, Any] | None, error: str | None 
         finished_step=answer.get("newest_finished_step"),
         steps_at_risk=risk.get("steps_at_risk"),
         seconds_at_risk=risk.get("seconds_at_risk"),
-        predicted_durable_s=risk.get("predicted_durable_s"),
         fits_grace=risk.get("fits_grace"),
+        sigterm=cost_text(sigterm["lost"], sigterm.get("why") or "") if sigterm.get("lost") else None,
         sent_bytes=sum(each.get("sent_bytes") or 0 for each in queue),
         pending_bytes=sum(each.get("size_bytes") or 0 for each in queue),
     )
@@ -126,6 +129,7 @@ def job_status(reports: Iterable[PodReport], *, without_pods: str = "No pod of t
     level, headline = found[0]
     all_answer = len(answering) == wanted and bool(pods)
     fits = [pod.fits_grace for pod in answering]
+    worst = min((pod for pod in answering if pod.sigterm), key=_worst_first, default=None)
     finished = [pod.finished_step for pod in answering]
     return JobStatus(
         level=level,
@@ -140,8 +144,8 @@ def job_status(reports: Iterable[PodReport], *, without_pods: str = "No pod of t
         else None,
         steps_at_risk=_largest(pod.steps_at_risk for pod in answering),
         seconds_at_risk=_largest(pod.seconds_at_risk for pod in answering),
-        predicted_durable_s=_largest(pod.predicted_durable_s for pod in answering),
         fits_grace=False if False in fits else True if all_answer and None not in fits else None,
+        sigterm=worst.sigterm if worst else None,
         sent_bytes=sum(pod.sent_bytes for pod in answering),
         pending_bytes=sum(pod.pending_bytes for pod in answering),
         pods=pods,
@@ -150,6 +154,10 @@ def job_status(reports: Iterable[PodReport], *, without_pods: str = "No pod of t
 
 def _order(pod: PodReport) -> tuple[bool, int, str]:
     return pod.node_index is None, pod.node_index or 0, pod.pod
+
+
+def _worst_first(pod: PodReport) -> tuple[int, int]:
+    return (False, None, True).index(pod.fits_grace), -(pod.steps_at_risk or 0)
 
 
 def _largest(values: Iterable[Any]) -> Any:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from sidecar.core.lifecycle.phases import margin_s
 from sidecar.core.lifecycle.save_profile import SaveProfile
+from sidecar.core.lifecycle.store_state import StoreState
+from sidecar.core.schedule.throughput import TELLING_BYTES
 
 SLOWEST = 1.0
 """Lower bound of the rate in bytes per second, so that predictions stay finite."""
@@ -24,15 +26,19 @@ class Risk:
 
     seconds_at_risk: float | None
     steps_at_risk: int | None
+    store: StoreState
     predicted_save_s: float | None
     """Seconds from SIGTERM until the trainer has finished a checkpoint: rest of the step, and duration of the latest save."""
     predicted_flush_s: float | None
     """Seconds to upload its bytes at the measured rate. Early upload, while it is being written, makes it shorter."""
     predicted_durable_s: float | None
     """Sum of both, in seconds."""
+    upload_bytes_per_s: float | None
+    """The measured rate; ``None``: checkpoints are so small that they measure the store's latency."""
     fits_grace: bool | None
+    """Whether a save at SIGTERM would be durable in time. Known only while the store answers, or certainly cannot be used."""
     advice: str | None
-    """Remedy if it does not fit; ``None``: it fits, or is not known."""
+    """Remedy if it does not fit while the store answers; ``None``: it fits, or is not known."""
 
 
 def risk(
@@ -43,6 +49,7 @@ def risk(
     usual: SaveProfile | None,
     bytes_per_s: float | None,
     grace_s: float,
+    store: StoreState = StoreState.ANSWERS,
     limited: bool = False,
 ) -> Risk:
     """Return the risk.
@@ -54,28 +61,34 @@ def risk(
         usual: Profile of the latest save.
         bytes_per_s: Measured rate.
         grace_s: Grace period in seconds.
+        store: State of the store. Unless it answers, no time until durable is predicted.
         limited: ``CKPT_BANDWIDTH_LIMIT`` is set.
     """
-    save_s = _save_s(usual)
-    flush_s = upload_s(usual.size_bytes, bytes_per_s) if usual is not None and bytes_per_s else None
+    save_s, answers = _save_s(usual), store is StoreState.ANSWERS
+    flush_s = upload_s(usual.size_bytes, bytes_per_s) if usual is not None and bytes_per_s and answers else None
     durable_s = None if flush_s is None else (save_s or 0.0) + flush_s
     fits = None if durable_s is None else durable_s <= grace_s - margin_s(grace_s)
+    steps = None if trainer_step is None else max(0, trainer_step - (durable_step or 0))
     return Risk(
-        seconds_at_risk=seconds_at_risk,
-        steps_at_risk=None if trainer_step is None else max(0, trainer_step - (durable_step or 0)),
+        seconds_at_risk=0.0 if steps == 0 else seconds_at_risk,
+        steps_at_risk=steps,
+        store=store,
         predicted_save_s=save_s,
         predicted_flush_s=flush_s,
         predicted_durable_s=durable_s,
-        fits_grace=fits,
+        upload_bytes_per_s=bytes_per_s if usual is not None and usual.size_bytes >= TELLING_BYTES else None,
+        fits_grace=fits if store.is_usable else False,
         advice=_advice(durable_s, limited=limited) if durable_s is not None and not fits else None,
     )
 
 
 def fits_now(before: bool | None, now: Risk, *, grace_s: float) -> bool | None:
-    """Return whether a save fits, with hysteresis (``CALM``); ``None``: not known yet."""
-    if before is False and now.fits_grace and now.predicted_durable_s is not None:
+    """Return whether a save fits, with hysteresis (``CALM``); ``None``: not known yet. A store that is away changes nothing."""
+    if now.predicted_durable_s is None:
+        return before
+    if before is False and now.fits_grace:
         return now.predicted_durable_s <= CALM * (grace_s - margin_s(grace_s))
-    return before if now.fits_grace is None else now.fits_grace
+    return now.fits_grace
 
 
 def upload_s(size_bytes: int, bytes_per_s: float) -> float:

@@ -1,4 +1,7 @@
-"""Whether training is safe at this instant, in one word and one sentence, with everything that needs attention."""
+"""Whether training is safe at this instant, in one word and one sentence, and what a SIGTERM or a kill would cost.
+
+Page, API, CLI and metrics all show this answer.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.core.lifecycle.phases import Phase
+from sidecar.core.lifecycle.store_state import StoreState
 from sidecar.core.lifecycle.volume_space import is_nearly_full
 
 LONG_S = 3600.0
@@ -25,6 +29,15 @@ class Level(StrEnum):
     """State that the trainer finished is lost, or nothing becomes durable now."""
 
 
+STORE_AGAIN = {
+    StoreState.AWAY: ("The store cannot be used", "it answers again"),
+    StoreState.SILENT: ("The store does not answer", "it does"),
+    StoreState.REFUSES: ("The store refuses uploads", "it takes them"),
+    StoreState.FULL: ("The store is full", "it has space"),
+}
+"""Why nothing becomes durable, and what ends that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What the answer depends on, at one instant. ``None``: not known."""
@@ -34,12 +47,19 @@ class Facts:
     """A training process runs, or is assumed to."""
     sees_trainer: bool
     """A training process with the hook is, or was, there."""
+    has_begun: bool
+    """A step was reported, or there is no hook that would."""
     durable_step: int | None
     steps_at_risk: int | None
     seconds_at_risk: float | None
     fits_grace: bool | None
     predicted_durable_s: float | None
     grace_s: float
+    store: StoreState
+    store_quiet_s: float | None
+    """Seconds since the store last answered; ``None``: it never did."""
+    still_s: float
+    """Seconds for which uploads that are under way have not moved."""
     pending: int
     """Checkpoints that are finished and not durable."""
     late: int = 0
@@ -48,10 +68,6 @@ class Facts:
     rejected: int = 0
     """Rejected checkpoints that are newer than every durable one."""
     quarantined: int = 0
-    trouble: str | None = None
-    """Why the store cannot be used; ``None``: it can."""
-    is_full: bool = False
-    """The store has no space."""
     fails_again: bool = False
     """A request fails again and again."""
     lease: str | None = None
@@ -65,6 +81,17 @@ class Facts:
     """Size of the newest checkpoint."""
 
 
+NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Training that would be lost, such as ``67 steps``, and why, or how it is known."""
+
+    lost: str
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Safety:
     """The answer. ``reasons`` is what needs attention, most important first, without the headline."""
@@ -76,18 +103,62 @@ class Safety:
 
 def safety(facts: Facts) -> Safety:
     """Return whether training is safe now."""
-    found = [*_dangers(facts), *_worries(facts)]
+    found = [*_dangers(facts), *_worries(facts), *_doubts(facts)]
     if found:
         level, headline = found[0]
         return Safety(level, headline, tuple(text for _, text in found[1:]))
     return Safety(*_calm(facts))
 
 
-def _unusable_store(facts: Facts) -> tuple[str, str] | None:
-    """Return why nothing becomes durable in the store, and what ends that; ``None``: it can be used."""
-    if facts.trouble is not None:
-        return "The store cannot be used", "it answers again"
-    return ("The store is full", "it has space") if facts.is_full else None
+def cost_text(lost: str, why: str) -> str:
+    """Return a cost as a line says it, such as ``costs 67 steps: the store cannot be used``."""
+    text = f"cost {NOT_KNOWN}" if lost == NOT_KNOWN else f"costs {lost}"
+    return f"{text}: {why}" if why else text
+
+
+def cost_of_kill(facts: Facts) -> Cost:
+    """Return what is lost if the pod is killed now, without any notice: all since the newest durable step."""
+    if not facts.has_begun:
+        return Cost("nothing", "training has not begun")
+    why = f"{_seconds(facts.seconds_at_risk)} of training" if facts.trains and facts.seconds_at_risk else ""
+    if facts.steps_at_risk == 0 or (not facts.trains and not facts.pending):
+        return Cost("nothing", "everything trained is durable" if facts.trains else "nobody trains")
+    if facts.steps_at_risk is not None:
+        return Cost(_steps(facts.steps_at_risk), why if facts.trains else "nobody trains")
+    if facts.seconds_at_risk is None:
+        return Cost(NOT_KNOWN, "no checkpoint was finished yet")
+    return Cost(_seconds(facts.seconds_at_risk), "of training")
+
+
+def cost_of_sigterm(facts: Facts) -> Cost:
+    """Return what is lost if the pod gets SIGTERM now: nothing only where a save then would be durable in time."""
+    kill = cost_of_kill(facts)
+    if not facts.trains or not facts.has_begun:
+        return kill
+    if (why := STORE_AGAIN.get(facts.store)) is not None:
+        return Cost(kill.lost, f"{why[0][0].lower()}{why[0][1:]}")
+    if not facts.sees_trainer:
+        return Cost(kill.lost, "without the hook nothing is saved then")
+    if facts.store is StoreState.UNKNOWN:
+        return Cost(NOT_KNOWN, _silence(facts))
+    if facts.fits_grace is None:
+        return Cost(NOT_KNOWN, _not_measured(facts))
+    if facts.fits_grace:
+        return Cost("nothing", f"durable in {_seconds(facts.predicted_durable_s)} of {_seconds(facts.grace_s)} grace")
+    return Cost(kill.lost, f"needs {_seconds(facts.predicted_durable_s)}, the grace period is {_seconds(facts.grace_s)}")
+
+
+def _silence(facts: Facts) -> str:
+    if facts.store_quiet_s is None:
+        return "the store has not been asked yet"
+    if facts.store_quiet_s < facts.still_s:
+        return f"uploads have not moved for {_seconds(facts.still_s)}, though the store answers other requests"
+    return f"the store has not answered for {_seconds(facts.store_quiet_s)}"
+
+
+def _not_measured(facts: Facts) -> str:
+    has_finished = facts.durable_step is not None or facts.pending
+    return "no upload was measured yet" if has_finished else "no checkpoint was finished yet"
 
 
 def _dangers(facts: Facts) -> Iterator[tuple[Level, str]]:
@@ -97,21 +168,22 @@ def _dangers(facts: Facts) -> Iterator[tuple[Level, str]]:
         yield Level.DANGER, f"{_checkpoints(facts.given_up)} of this run will not become durable"
     if facts.late:
         yield Level.DANGER, f"{_checkpoints(facts.late)} will probably not be durable by the deadline"
-    if (unusable := _unusable_store(facts)) is not None and (facts.trains or facts.pending):
+    if (unusable := STORE_AGAIN.get(facts.store)) is not None and (facts.trains or facts.pending):
         yield Level.DANGER, "{}: nothing becomes durable until {}".format(*unusable)
     if facts.rejected:
         yield Level.DANGER, f"{_checkpoints(facts.rejected)} on the volume cannot be used, and nothing newer is durable"
 
 
 def _worries(facts: Facts) -> Iterator[tuple[Level, str]]:
-    if (unusable := _unusable_store(facts)) is not None:
+    if (unusable := STORE_AGAIN.get(facts.store)) is not None:
         if not (facts.trains or facts.pending):
             yield Level.ATTENTION, unusable[0]
     elif facts.fails_again:
         yield Level.ATTENTION, "A request to the store fails again and again, although others succeed"
     if facts.lease is not None and not facts.is_fenced:
         yield Level.ATTENTION, "Uploads wait for another pod of this run"
-    if facts.fits_grace is False and facts.trains and facts.sees_trainer and facts.phase is Phase.RUNNING:
+    is_too_long = facts.fits_grace is False and facts.predicted_durable_s is not None
+    if is_too_long and facts.trains and facts.sees_trainer and facts.phase is Phase.RUNNING:
         yield (
             Level.ATTENTION,
             f"A save at SIGTERM does not fit: it takes {_seconds(facts.predicted_durable_s)}, "
@@ -135,6 +207,15 @@ def _space(facts: Facts) -> Iterator[tuple[Level, str]]:
     yield Level.ATTENTION, f"The volume is nearly full: {_size(free)} are free{need}"
 
 
+def _doubts(facts: Facts) -> Iterator[tuple[Level, str]]:
+    if (
+        facts.store is StoreState.UNKNOWN
+        and facts.phase is not Phase.DONE
+        and (facts.pending or (facts.trains and facts.sees_trainer))
+    ):
+        yield Level.UNKNOWN, f"Not known: {_silence(facts)}"
+
+
 def _calm(facts: Facts) -> tuple[Level, str]:
     if facts.phase in (Phase.DRAINING, Phase.FLUSHING):
         what = "everything finished is durable" if not facts.pending else "everything finished fits before the deadline"
@@ -153,13 +234,10 @@ def _calm(facts: Facts) -> tuple[Level, str]:
     if not facts.sees_trainer:
         what = "nothing of this pod is durable yet" if facts.durable_step is None else f"step {facts.durable_step} is durable"
         return Level.UNKNOWN, f"No hook is seen, so nothing is saved at SIGTERM; {what}"
+    if not facts.has_begun:
+        return Level.UNKNOWN, "Training has not begun"
     if facts.fits_grace is None:
-        what = (
-            "no checkpoint was finished yet"
-            if facts.durable_step is None and not facts.pending
-            else "no upload was measured yet"
-        )
-        return Level.UNKNOWN, f"Not known yet: {what}"
+        return Level.UNKNOWN, f"Not known yet: {_not_measured(facts)}"
     if facts.durable_step is None and facts.pending:
         return Level.SAFE, "The first checkpoint is on its way; a save at SIGTERM fits the grace period"
     return Level.SAFE, "Training is safe: a save at SIGTERM fits the grace period"
@@ -167,6 +245,10 @@ def _calm(facts: Facts) -> tuple[Level, str]:
 
 def _checkpoints(count: int) -> str:
     return "One checkpoint" if count == 1 else f"{count} checkpoints"
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'' if count == 1 else 's'}"
 
 
 def _seconds(seconds: float | None) -> str:

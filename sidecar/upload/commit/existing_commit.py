@@ -144,7 +144,7 @@ class ExistingCommit:
             entry = known.get(file.path)
             if entry is None or entry.size_bytes != file.size_bytes or file.path in journal.entries:
                 continue
-            if await self._executor.once(contents.is_still, file.path, [(0, file.size_bytes)], [entry.crc]):
+            if await self._executor.in_thread(contents.is_still, file.path, [(0, file.size_bytes)], [entry.crc]):
                 journal.stored(entry, stamp=file.stamp)
 
     async def _as_entries(
@@ -156,7 +156,7 @@ class ExistingCommit:
             return None
         found = []
         for entry in theirs:
-            [crc] = await self._executor.once(contents.checksums, entry.path, [(0, entry.size_bytes)])
+            [crc] = await self._executor.in_thread(contents.checksums, entry.path, [(0, entry.size_bytes)])
             found.append(entry.with_checksum(crc))
         return found
 

@@ -16,6 +16,7 @@ from sidecar.core.schedule.slow_parts import RequestProgress, is_worth_hedging, 
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, PartRefused, StoreError, Unstorable
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
+from sidecar.transfer.health import is_silence
 from sidecar.transfer.request_batch import OVERTAKEN_AFTER_S
 from sidecar.upload.send.file_transfer import FileTransfer
 from sidecar.upload.send.work_item import WorkItem
@@ -30,6 +31,9 @@ _NOT_REPEATED = NotFound | AlreadyExists | Unstorable | CorruptObject | PartRefu
 """Errors after which a work item is not repeated as it is: the parts sent of its file may be void."""
 PREEMPTED_RETRY_S = delay_s(5, random_0_1=1.0)
 """Seconds until the retry of a work item that failed while another upload had priority."""
+
+FIRST_RETRY_S = 1.0
+"""The same of the first upload, for which the store could not be asked whether it may be sent."""
 
 
 class LastParts:
@@ -139,7 +143,7 @@ class Dispatcher:
                 item.hedged.hedge()
 
     def _take(self) -> tuple[FileTransfer, WorkItem] | None:
-        if self._in_flight >= self._executor.most:
+        if self._in_flight >= self._executor.most or self._executor.waits_for_store:
             return None
         limit, small = self._executor.adapted.limit, self._small_turns() < self._executor.small.threads
         for transfer in self._order:
@@ -191,9 +195,14 @@ class Dispatcher:
         try:
             await transfer.execute(item)
         except StoreError as error:
-            if transfer.retry_gate.behind and not isinstance(error, _NOT_REPEATED):
-                transfer.put_back(item, rest_s=PREEMPTED_RETRY_S)
-                asyncio.get_running_loop().call_later(PREEMPTED_RETRY_S, self.pump)
+            if isinstance(error, _NOT_REPEATED):
+                transfer.fail(error)
+            elif self._executor.waits_for_store:
+                transfer.put_back(item, rest_s=0.0)  # all are taken in their order once it answers
+            elif transfer.retry_gate.behind or is_silence(error):
+                rest_s = PREEMPTED_RETRY_S if transfer.retry_gate.behind else FIRST_RETRY_S
+                transfer.put_back(item, rest_s=rest_s)
+                asyncio.get_running_loop().call_later(rest_s, self._rested, transfer)
             else:
                 transfer.fail(error)
         except Exception as error:
@@ -207,6 +216,14 @@ class Dispatcher:
             self._unanswered.pop(item, None)
             transfer.wake()
             self.pump()
+
+    def _rested(self, transfer: FileTransfer) -> None:
+        """End the backoff of a transfer, and of all before it: an older upload is never tried again before a newer one."""
+        if transfer in self._order:
+            for ahead in self._order[: self._order.index(transfer)]:
+                ahead.rest_until_s = 0.0
+                ahead.retry_gate.wake()
+        self.pump()
 
     def _count(self, transfer: FileTransfer, item: WorkItem, change: int) -> None:
         self._in_flight += change * item.at_once

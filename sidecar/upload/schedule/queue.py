@@ -32,6 +32,11 @@ class Active:
     """It may not be sent yet: other uploads have priority."""
 
     @property
+    def is_preparing(self) -> bool:
+        """Whether it has nothing to send yet, and will in a moment."""
+        return self.transfer is None and not self.is_sent and not self.is_deferred
+
+    @property
     def is_ending(self) -> bool:
         """Whether only answers, manifest and commit are left: every work item was started, and every large part was sent."""
         return self.is_sent or (self.transfer is not None and self.transfer.is_ending and not self.transfer.large_sending)
@@ -112,17 +117,33 @@ class Queue:
         early = {waiting.name: transfer for waiting, transfer in self._early.transfers()}
         return early | {a.tracked.name: a.transfer for a in self.active.values() if a.transfer is not None}
 
+    def decide_anew(self) -> None:
+        """Forget whose turn it was: the store was away, and checkpoints have come meanwhile."""
+        self._first = None
+        for tracked in self._catalog.pending():
+            tracked.overtook = False
+
     def in_order(self) -> list[FileTransfer]:
         """Return all transfers in sending order, and record in the catalog which ones are paused."""
         transfers = self.transfers()
         self._flush.forget([*transfers, *self.active])
-        ordered = self._sorted(transfers)
+        behind = self._behind_preparing()
+        ordered = [t for t in self._sorted(transfers) if t.in_flight or t.name not in behind]
         if (next_up := self.handed_over()) is not None and self._flush.plan is not None:
             rank_of = self._flush.plan.rank()
             ordered = [t for t in ordered if rank_of.get(t.name, len(rank_of)) <= rank_of.get(next_up, -1)]
         for position, transfer in enumerate(ordered):
             self._report_turn(transfer, is_first=position == 0 or not ordered[0].has_more)
         return ordered
+
+    def _behind_preparing(self) -> set[str]:
+        """Return the uploads behind one that is preparing: after an outage all do, and the newest one is sent first."""
+        preparing = {name for name, active in self.active.items() if active.is_preparing}
+        if not preparing:
+            return set()
+        queue = [tracked.name for tracked in self._pending()]
+        first = next((at for at, name in enumerate(queue) if name in preparing), len(queue))
+        return set(queue[first + 1 :])
 
     def handed_over(self) -> str | None:
         """Return the name of a checkpoint whose early upload is being taken over; ``None``: there is none."""

@@ -191,7 +191,7 @@ class FileTransfer:
         else:
             there = progress.checksums if progress else {}
             extents, wanted = [ranges[number - 1] for number in there], list(there.values())
-        if await self._executor.once(self._payloads.is_still, path, extents, wanted):
+        if await self._executor.in_thread(self._payloads.is_still, path, extents, wanted):
             self.journal.confirmed(path)
         else:
             self._observer.sent_wrong_bytes()
@@ -202,7 +202,7 @@ class FileTransfer:
         if (late := self._plan.take_late(path, number)) is None:
             return
         upload, part, crc = late
-        if not await self._executor.once(self._payloads.is_still, path, [upload.ranges[number - 1]], [crc]):
+        if not await self._executor.in_thread(self._payloads.is_still, path, [upload.ranges[number - 1]], [crc]):
             self._observer.sent_wrong_bytes()
             self._plan.send_again(path, number)
         elif self._plan.arrived_late(path, part, crc):
@@ -214,7 +214,7 @@ class FileTransfer:
         known = upload.known
         assert known is not None
         wanted = [known.first_crc, *([-1] if len(known.ranges) > 1 else [])]
-        crcs = await self._executor.once(self._payloads.checksums, upload.file.path, known.ranges, wanted)
+        crcs = await self._executor.in_thread(self._payloads.checksums, upload.file.path, known.ranges, wanted)
         if not known.has_checksums(crcs) or not await self._copy(upload, known):
             self._plan.queue(upload.file, compare=False)
 
@@ -332,7 +332,7 @@ class FileTransfer:
         """Compare one part of a growing file with its first upload. Once it is finished, all parts are compared."""
         path, progress = upload.file.path, self.journal.uploads[upload.file.path]
         number = min(progress.checksums, default=0)
-        if number and not await self._executor.once(
+        if number and not await self._executor.in_thread(
             self._payloads.is_still, path, [upload.ranges[number - 1]], [progress.checksums[number]]
         ):
             self._plan.restart(upload)

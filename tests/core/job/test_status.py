@@ -29,8 +29,8 @@ answers = st.builds(
     finished_step=steps,
     steps_at_risk=steps,
     seconds_at_risk=seconds,
-    predicted_durable_s=seconds,
     fits_grace=st.none() | st.booleans(),
+    sigterm=st.none() | st.sampled_from(["costs nothing", "costs 7 steps", "cost not known"]),
     sent_bytes=st.integers(0, 10**12),
     pending_bytes=st.integers(0, 10**12),
 )
@@ -82,6 +82,10 @@ def test_what_one_sidecar_knows_to_be_durable_is_durable_and_the_worst_risk_coun
     assert found.steps_at_risk == (max(risks) if risks else None)
     if any(pod.fits_grace is False for pod in answering):
         assert found.fits_grace is False
+    costs = {pod.fits_grace: pod.sigterm for pod in answering if pod.sigterm}
+    assert (found.sigterm is None) == (not costs)
+    if False in costs:
+        assert found.sigterm in [pod.sigterm for pod in answering if pod.fits_grace is False], "of the pod that loses most"
     if found.finished_step is not None:
         assert all(pod.finished_step is not None and pod.finished_step >= found.finished_step for pod in answering)
     assert found.pending_bytes == sum(pod.pending_bytes for pod in answering)
@@ -126,7 +130,7 @@ def test_the_status_of_two_nodes() -> None:
         "newest_durable_step": 20,
         "newest_finished_step": 40,
         "trainer": {"step": 43},
-        "at_risk": {"steps_at_risk": 23, "seconds_at_risk": 9.5, "fits_grace": True, "predicted_durable_s": 3.0},
+        "at_risk": {"steps_at_risk": 23, "seconds_at_risk": 9.5, "fits_grace": True},
         "queue": [{"sent_bytes": 5, "size_bytes": 10}],
     }
     later = answer | {"newest_durable_step": 40, "at_risk": {"steps_at_risk": 3, "seconds_at_risk": 1.0, "fits_grace": True}}
@@ -143,13 +147,17 @@ def test_the_status_of_two_nodes() -> None:
 def test_what_a_sidecar_says_is_in_its_report() -> None:
     answer = {
         "phase": "running",
-        "safety": {"level": "attention", "headline": "Uploads wait"},
+        "safety": {
+            "level": "attention",
+            "headline": "Uploads wait",
+            "sigterm": {"lost": "23 steps", "why": "the store cannot be used"},
+        },
         "node_index": 3,
         "node_count": 4,
         "newest_durable_step": 20,
         "newest_finished_step": 40,
         "trainer": {"step": 43},
-        "at_risk": {"steps_at_risk": 23, "seconds_at_risk": 9.5, "fits_grace": True, "predicted_durable_s": 3.0},
+        "at_risk": {"steps_at_risk": 23, "seconds_at_risk": 9.5, "fits_grace": True},
         "queue": [{"sent_bytes": 5, "size_bytes": 10}, {"sent_bytes": None, "size_bytes": None}],
     }
     pod = JobPod("run-1", PodState.RUNNING, 1)
@@ -166,8 +174,8 @@ def test_what_a_sidecar_says_is_in_its_report() -> None:
         finished_step=40,
         steps_at_risk=23,
         seconds_at_risk=9.5,
-        predicted_durable_s=3.0,
         fits_grace=True,
+        sigterm="costs 23 steps: the store cannot be used",
         sent_bytes=5,
         pending_bytes=10,
     )

@@ -4,12 +4,15 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.lifecycle.phases import margin_s
 from sidecar.core.lifecycle.risk import CALM, Risk, fits_now, risk
 from sidecar.core.lifecycle.save_profile import SaveProfile
+from sidecar.core.lifecycle.store_state import StoreState
+from sidecar.core.schedule.throughput import TELLING_BYTES
 
 known: dict[str, Any] = {
     "seconds_at_risk": 60.0,
@@ -42,7 +45,7 @@ def test_any_situation_has_a_risk_that_is_known_exactly_where_its_causes_are(
         bytes_per_s=bytes_per_s,
         grace_s=grace_s,
     )
-    assert (now.seconds_at_risk is None) == (seconds_at_risk is None)
+    assert (now.seconds_at_risk is None) == (seconds_at_risk is None and now.steps_at_risk != 0)
     assert (now.steps_at_risk is None) == (trainer_step is None)
     assert (now.predicted_save_s is None) == (usual is None or usual.took_s is None)
     assert (now.predicted_flush_s is None) == (usual is None or not bytes_per_s)
@@ -75,9 +78,11 @@ def test_a_minute_and_fifteen_steps_are_at_risk() -> None:
     assert risk(**known) == Risk(
         seconds_at_risk=60.0,
         steps_at_risk=15,
+        store=StoreState.ANSWERS,
         predicted_save_s=2.5,
         predicted_flush_s=10.0,
         predicted_durable_s=12.5,
+        upload_bytes_per_s=None,
         fits_grace=True,
         advice=None,
     )
@@ -133,4 +138,26 @@ def test_without_a_durable_step_every_step_is_at_risk() -> None:
 
 
 def test_a_trainer_behind_the_durable_step_has_no_steps_at_risk() -> None:
-    assert risk(**(known | {"trainer_step": 3})).steps_at_risk == 0
+    now = risk(**(known | {"trainer_step": 3}))
+    assert (now.steps_at_risk, now.seconds_at_risk) == (0, 0.0), "no seconds beside no steps"
+
+
+@pytest.mark.parametrize("store", StoreState)
+def test_unless_the_store_answers_no_time_until_durable_is_predicted(store: StoreState) -> None:
+    now = risk(**known, store=store)
+    fits = {StoreState.ANSWERS: True, StoreState.UNKNOWN: None}.get(store, False)
+    assert (now.fits_grace, now.predicted_durable_s is not None) == (fits, store is StoreState.ANSWERS)
+    assert now.advice is None, "a longer grace period does not help"
+
+
+def test_a_rate_of_a_few_bytes_predicts_and_is_not_told() -> None:
+    now = risk(**(known | {"bytes_per_s": 389.0, "usual": SaveProfile(2, 0.1, None, 1)}))
+    assert now.fits_grace
+    assert now.upload_bytes_per_s is None
+    telling = {"bytes_per_s": 2.0**20, "usual": SaveProfile(TELLING_BYTES, 0.1, None, 1)}
+    assert risk(**(known | telling)).upload_bytes_per_s == 2.0**20
+
+
+@pytest.mark.parametrize("before", [None, True, False])
+def test_a_store_that_is_away_is_no_news_of_the_grace_period(before: bool | None) -> None:
+    assert fits_now(before, risk(**known, store=StoreState.AWAY), grace_s=30.0) is before

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.lifecycle.phases import Phase
-from sidecar.core.lifecycle.safety import LONG_S, Facts, Level, Safety, safety
+from sidecar.core.lifecycle.safety import LONG_S, NOT_KNOWN, Cost, Facts, Level, Safety, cost_of_kill, cost_of_sigterm, safety
+from sidecar.core.lifecycle.store_state import StoreState
 
 WELL = Facts(
     phase=Phase.RUNNING,
@@ -17,9 +18,13 @@ WELL = Facts(
     durable_step=40,
     steps_at_risk=15,
     seconds_at_risk=60.0,
+    has_begun=True,
     fits_grace=True,
     predicted_durable_s=12.5,
     grace_s=30.0,
+    store=StoreState.ANSWERS,
+    store_quiet_s=2.0,
+    still_s=0.0,
     pending=0,
     free_bytes=50 * 10**9,
     volume_bytes=100 * 10**9,
@@ -35,16 +40,18 @@ facts = st.builds(
     durable_step=st.none() | counts,
     steps_at_risk=st.none() | counts,
     seconds_at_risk=st.none() | st.floats(0, 1e6),
+    has_begun=st.booleans(),
     fits_grace=st.none() | st.booleans(),
     predicted_durable_s=st.none() | st.floats(0, 1e6),
     grace_s=st.floats(0.1, 86_400),
+    store=st.sampled_from(StoreState),
+    store_quiet_s=st.none() | st.floats(0, 1e6),
+    still_s=st.floats(0, 1e6),
     pending=counts,
     late=counts,
     given_up=counts,
     rejected=counts,
     quarantined=counts,
-    trouble=st.none() | st.just("refused"),
-    is_full=st.booleans(),
     fails_again=st.booleans(),
     lease=st.none() | st.just("waits"),
     is_fenced=st.booleans(),
@@ -60,12 +67,14 @@ def test_any_situation_has_an_answer_that_is_never_safer_than_its_facts(now: Fac
     answer = safety(now)
     assert answer.headline
     assert answer.headline not in answer.reasons
-    is_stuck = (now.trouble or now.is_full) and (now.trains or now.pending)
+    is_stuck = not now.store.is_usable and (now.trains or now.pending)
     assert (answer.level is Level.DANGER) == bool(now.is_fenced or now.given_up or now.late or now.rejected or is_stuck)
     if answer.level is Level.SAFE:
         assert not answer.reasons
         if now.trains and now.phase is Phase.RUNNING:
             assert now.fits_grace, "an unknown or too long save is not safe"
+            assert now.store is StoreState.ANSWERS, "safe needs a store that answers now"
+            assert now.has_begun
             assert now.sees_trainer, "without the hook there is no save at SIGTERM"
 
 
@@ -80,10 +89,18 @@ def test_any_situation_has_an_answer_that_is_never_safer_than_its_facts(now: Fac
         ({"trains": False, "seconds_at_risk": 5400.0}, Level.SAFE, "Nobody trains"),
         ({"trains": False, "sees_trainer": False}, Level.UNKNOWN, "Nobody trains"),
         ({"sees_trainer": False}, Level.UNKNOWN, "nothing is saved at SIGTERM; step 40 is durable"),
-        ({"trouble": "AccessDenied"}, Level.DANGER, "store cannot be used"),
-        ({"trouble": "AccessDenied", "trains": False}, Level.ATTENTION, "store cannot be used"),
+        ({"store": StoreState.AWAY}, Level.DANGER, "The store cannot be used: nothing becomes durable until it answers again"),
+        ({"store": StoreState.AWAY, "trains": False}, Level.ATTENTION, "store cannot be used"),
+        ({"store": StoreState.SILENT}, Level.DANGER, "The store does not answer: nothing becomes durable until it does"),
+        ({"store": StoreState.REFUSES}, Level.DANGER, "The store refuses uploads: nothing becomes durable until it takes them"),
+        ({"store": StoreState.UNKNOWN, "store_quiet_s": 31.0}, Level.UNKNOWN, "the store has not answered for 31 s"),
+        ({"store": StoreState.UNKNOWN, "store_quiet_s": None}, Level.UNKNOWN, "the store has not been asked yet"),
+        ({"store": StoreState.UNKNOWN, "still_s": 12.0}, Level.UNKNOWN, "uploads have not moved for 12 s"),
+        ({"store": StoreState.UNKNOWN, "trains": False}, Level.SAFE, "Nobody trains; everything finished is durable"),
+        ({"store": StoreState.UNKNOWN, "trains": False, "pending": 1}, Level.UNKNOWN, "has not answered"),
+        ({"has_begun": False, "trains": True}, Level.UNKNOWN, "Training has not begun"),
         ({"fails_again": True}, Level.ATTENTION, "fails again and again"),
-        ({"is_full": True, "fails_again": True}, Level.DANGER, "store is full"),
+        ({"store": StoreState.FULL, "fails_again": True}, Level.DANGER, "store is full"),
         ({"given_up": 1}, Level.DANGER, "One checkpoint of this run will not become durable"),
         ({"late": 2, "phase": Phase.FLUSHING}, Level.DANGER, "2 checkpoints will probably not"),
         ({"phase": Phase.FLUSHING, "pending": 1, "trains": False}, Level.SAFE, "fits before the deadline"),
@@ -136,11 +153,11 @@ def test_a_calm_situation_is_said_in_one_sentence(changed: dict[str, Any], headl
             {"is_fenced": True, "lease": "another pod"},
             "Another pod has taken this run over: nothing that is trained here becomes durable",
         ),
-        ({"trouble": "AccessDenied"}, "The store cannot be used: nothing becomes durable until it answers again"),
-        ({"trouble": "AccessDenied", "trains": False, "fails_again": True}, "The store cannot be used"),
+        ({"store": StoreState.AWAY}, "The store cannot be used: nothing becomes durable until it answers again"),
+        ({"store": StoreState.AWAY, "trains": False, "fails_again": True}, "The store cannot be used"),
         ({"fails_again": True}, "A request to the store fails again and again, although others succeed"),
-        ({"is_full": True, "fails_again": True}, "The store is full: nothing becomes durable until it has space"),
-        ({"is_full": True, "trains": False, "fails_again": True}, "The store is full"),
+        ({"store": StoreState.FULL, "fails_again": True}, "The store is full: nothing becomes durable until it has space"),
+        ({"store": StoreState.FULL, "trains": False, "fails_again": True}, "The store is full"),
         ({"lease": "another pod"}, "Uploads wait for another pod of this run"),
         ({"free_bytes": 5 * 10**8, "checkpoint_bytes": None}, "The volume is nearly full: 500 MB are free"),
     ],
@@ -164,9 +181,69 @@ def test_what_is_less_important_is_a_reason() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, " an unknown time, "), (119.0, " 119 s"), (120.0, " 2 min"), (7199.0, " 120 min"), (7200.0, " 2.0 h")],
+    [(119.0, " 119 s"), (120.0, " 2 min"), (7199.0, " 120 min"), (7200.0, " 2.0 h")],
 )
-def test_a_duration_has_the_unit_of_its_size(seconds: float | None, text: str) -> None:
+def test_a_duration_has_the_unit_of_its_size(seconds: float, text: str) -> None:
     now = replace(WELL, fits_grace=False, predicted_durable_s=seconds)
     answer = safety(now)
     assert any(text in sentence for sentence in (answer.headline, *answer.reasons))
+
+
+@given(facts)
+def test_a_sigterm_costs_nothing_only_where_a_save_would_be_durable_in_time_and_never_more_than_a_kill(now: Facts) -> None:
+    kill, sigterm = cost_of_kill(now), cost_of_sigterm(now)
+    assert sigterm.lost in (kill.lost, "nothing", NOT_KNOWN)
+    if sigterm.lost == "nothing" and kill.lost != "nothing":
+        assert now.fits_grace
+        assert now.store is StoreState.ANSWERS
+        assert now.sees_trainer
+    if now.trains and now.has_begun and not now.store.is_usable:
+        assert sigterm.lost == kill.lost, "nothing that is saved then becomes durable"
+
+
+COSTS: list[tuple[dict[str, Any], Cost, Cost]] = [
+    ({}, Cost("15 steps", "60 s of training"), Cost("nothing", "durable in 12 s of 30 s grace")),
+    (
+        {"store": StoreState.AWAY, "fits_grace": False, "predicted_durable_s": None, "steps_at_risk": 67},
+        Cost("67 steps", "60 s of training"),
+        Cost("67 steps", "the store cannot be used"),
+    ),
+    (
+        {"store": StoreState.UNKNOWN, "store_quiet_s": 9.0, "fits_grace": None},
+        Cost("15 steps", "60 s of training"),
+        Cost(NOT_KNOWN, "the store has not answered for 9 s"),
+    ),
+    (
+        {"fits_grace": False, "predicted_durable_s": 41.0},
+        Cost("15 steps", "60 s of training"),
+        Cost("15 steps", "needs 41 s, the grace period is 30 s"),
+    ),
+    (
+        {"steps_at_risk": 0, "seconds_at_risk": 0.0},
+        Cost("nothing", "everything trained is durable"),
+        Cost("nothing", "durable in 12 s of 30 s grace"),
+    ),
+    (
+        {"sees_trainer": False, "steps_at_risk": None, "seconds_at_risk": None, "durable_step": None},
+        Cost(NOT_KNOWN, "no checkpoint was finished yet"),
+        Cost(NOT_KNOWN, "without the hook nothing is saved then"),
+    ),
+    ({"has_begun": False}, *[Cost("nothing", "training has not begun")] * 2),
+    ({"trains": False, "steps_at_risk": 3, "pending": 1}, *[Cost("3 steps", "nobody trains")] * 2),
+    ({"trains": False, "steps_at_risk": 3}, *[Cost("nothing", "nobody trains")] * 2),
+    (
+        {"steps_at_risk": None, "seconds_at_risk": 500.0, "sees_trainer": False},
+        Cost("8 min", "of training"),
+        Cost("8 min", "without the hook nothing is saved then"),
+    ),
+    (
+        {"fits_grace": None, "predicted_durable_s": None, "steps_at_risk": 1},
+        Cost("1 step", "60 s of training"),
+        Cost(NOT_KNOWN, "no upload was measured yet"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "kill", "sigterm"), COSTS)
+def test_what_a_kill_and_a_sigterm_cost(change: dict[str, Any], kill: Cost, sigterm: Cost) -> None:
+    assert (cost_of_kill(replace(WELL, **change)), cost_of_sigterm(replace(WELL, **change))) == (kill, sigterm)

@@ -159,17 +159,6 @@ def test_a_volume_that_is_away_ends_nothing_and_is_not_taken_for_an_empty_one(tm
     assert "cannot be read" in reported["unseen"]
 
 
-def test_after_a_void_notice_the_store_is_not_hammered(tmp_path: Path) -> None:
-    with sidecar(tmp_path / "volume", file_store(tmp_path) | {"CKPT_GRACE_SECONDS": "1"}) as running:
-        running.ready()
-        running.call("POST", "/v1/drain")
-        until(lambda: running.events("termination_void"))
-        (tmp_path / "store").rename(tmp_path / "away")  # the sidecar may be writing into it
-        (tmp_path / "store").write_text("not a folder")
-        write_checkpoint(running.volume, "checkpoint-1", {"a": b"x"}, {})
-        until(lambda: [e for e in running.events("store_request_failed") if e["again_in_s"] > 1.5])
-
-
 def tell(volume: Path, state: str, at_s: float) -> None:
     (volume / ".ckpt").mkdir(parents=True, exist_ok=True)
     (volume / ".ckpt/trainer.json").write_text(json.dumps({"state": state, "step": 5, "updated_at": rfc3339(at_s)}))

@@ -119,7 +119,8 @@ def test_a_store_that_comes_back_within_the_grace_period_is_not_missed(moto_proc
         running.ready()
         moto_process.stop()
         write_checkpoint(running.volume, "checkpoint-1", FILES, {})
-        until(lambda: [e for e in running.events("store_request_failed") if e["again_in_s"] > 5])
+        until(lambda: running.events("store_degraded"))
+        time.sleep(6)  # by now the store is asked after ever longer pauses
         running.process.send_signal(signal.SIGTERM)
         moto_process.start()
         assert running.wait() == 0
@@ -370,7 +371,7 @@ def test_a_store_that_goes_away_at_once_ends_no_sidecar(moto_process, tmp_path: 
     with sidecar(tmp_path / "volume", moto_process.settings(prefix="run")) as running:
         until(lambda: running.events("store_opened"))
         moto_process.stop()
-        until(lambda: running.events("no_heartbeat") or running.events("store_request_failed"))
+        until(lambda: running.events("no_heartbeat") or running.events("store_degraded"))
         assert running.process.poll() is None
         moto_process.start()  # with an empty memory: nobody has removed run.json but the outage
         write_checkpoint(running.volume, "checkpoint-1", FILES, {})

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_the_store_refuses_does_not_hold_up_others(tmp_path: P
         running.ready()
         (store / "checkpoint-10/a").mkdir(parents=True)  # a file of this name cannot be written
         write_checkpoint(running.volume, "checkpoint-10", {"a": b"refused", "b": b"x"}, {"reason": "jit"})
-        until(lambda: running.events("store_request_failed"))
+        until(lambda: running.events("store_degraded"))
         write_checkpoint(running.volume, "checkpoint-9", {"model": b"older"}, {})
         write_checkpoint(running.volume, "checkpoint-11", {"model": b"newer"}, {})
         running.committed("checkpoint-11")

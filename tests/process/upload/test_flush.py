@@ -102,7 +102,7 @@ def test_what_was_held_goes_on_in_the_middle_of_its_requests_and_is_not_sent_twi
         assert running.terminate() == 0
         committed = running.events("checkpoint_committed")
         assert [(e["checkpoint"], e["retries"]) for e in committed] == [("checkpoint-20", 0), ("checkpoint-10", 0)]
-        assert not running.events("store_request_failed")
+        assert not running.events("store_degraded")
     assert place.read("checkpoint-10/model") == older
     assert place.read("checkpoint-20/model") == newer
 

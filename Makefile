@@ -129,7 +129,8 @@ lock:  ## versions and hashes that images and releases install (UPGRADE=1: also 
 	$(COMPILE) --group build -o requirements-build.lock
 	$(COMPILE) --group build --group tools -o requirements-tools.lock
 
-lint: $(VENV)/.trainer  ## ruff and import-linter
+lint: $(VENV)/.trainer  ## ruff, import-linter, and no tracked file at the root that .ci/root does not name
+	.ci/root
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache

@@ -27,6 +27,7 @@
        │  └─ LaterRun          it is a later version's: nobody rewrites it
        ├─ Undeclared           node 0 has not declared the attempt its own yet: tried again
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
+       │  ├─ SettingRequired   the bucket's policy wants what a setting brings
        │  ├─ NoCredentials     there are none, or they cannot be fetched
        │  ├─ StoreFull         a quota or a disk of the store: others may free space, too
        │  ├─ UntrustedStore    TLS failed: an unknown authority, or no TLS at all
@@ -210,6 +211,10 @@ class AccessRefused(StoreError):
     def __init__(self, text: str, *, code: str | None = None) -> None:
         super().__init__(text)
         self.code = code
+
+
+class SettingRequired(AccessRefused):
+    """The bucket's policy denies writes without what a setting brings; the text names it."""
 
 
 class NoCredentials(AccessRefused):

@@ -191,6 +191,10 @@ class Request:
     def is_part(self) -> bool:
         return self.method == "PUT" and "partNumber" in self.query
 
+    @property
+    def creates_object(self) -> bool:
+        return (self.method == "PUT" and not self.is_part) or (self.method == "POST" and "uploads" in self.query)
+
 
 ProxyAnswer = tuple[int, dict[str, str], bytes]
 Rule = Callable[[Request], ProxyAnswer | None]
@@ -312,6 +316,36 @@ def compare_hashes(request: Request) -> ProxyAnswer | None:
     if request.method == "PUT" and signed not in ("UNSIGNED-PAYLOAD", hashlib.sha256(request.body).hexdigest()):
         return s3_error(400, "XAmzContentSHA256Mismatch")
     return None
+
+
+def object_lock(request: Request) -> ProxyAnswer | None:
+    """Refuse what AWS refuses where Object Lock has a default retention: a body without a checksum in its headers."""
+    sent = {name.lower() for name in request.headers}
+    names = {"content-md5"} | {f"x-amz-checksum-{name}" for name in ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")}
+    if request.method != "PUT" or "x-amz-copy-source" in sent or names & sent:
+        return None
+    text = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock parameters"
+    return s3_error(400, "InvalidRequest", message=text)
+
+
+def wants_acl(request: Request) -> ProxyAnswer | None:
+    """Refuse objects as a bucket's policy does that leaves them to the bucket's owner."""
+    return _denied_without(request, "x-amz-acl", "bucket-owner-full-control") if request.creates_object else None
+
+
+def wants_encryption(request: Request) -> ProxyAnswer | None:
+    """Refuse objects as a bucket's policy does that wants them encrypted."""
+    return _denied_without(request, "x-amz-server-side-encryption", "AES256") if request.creates_object else None
+
+
+def requester_pays(request: Request) -> ProxyAnswer | None:
+    """Refuse every request that nobody pays for."""
+    return _denied_without(request, "x-amz-request-payer", "requester")
+
+
+def _denied_without(request: Request, name: str, value: str) -> ProxyAnswer | None:
+    sent = {header.lower(): text for header, text in request.headers.items()}
+    return None if sent.get(name) == value else s3_error(403, "AccessDenied", message="Access Denied")
 
 
 def _base64(crc: int) -> str:

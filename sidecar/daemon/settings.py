@@ -107,6 +107,11 @@ class Settings(BaseSettings):
     """Server-side encryption to ask for. None: what the bucket says."""
     sse_kms_key_id: str | None = None
     """Key of ``CKPT_SSE=aws:kms``. None: the bucket's own."""
+    s3_acl: Literal["private", "bucket-owner-read", "bucket-owner-full-control"] | None = None
+    """Canned ACL to write objects with, for a bucket whose policy requires one; needs ``s3:PutObjectAcl``. None: no ACL is
+    sent."""
+    s3_request_payer: Literal["requester"] | None = None
+    """``requester``: this account pays for all requests to a requester-pays bucket. None: the bucket's owner pays."""
 
     grace_seconds: Annotated[float, Field(gt=0, le=86_400)] = 30.0
     """Copy of the pod's terminationGracePeriodSeconds; an upper bound of the time from the first notice to SIGKILL."""

@@ -18,6 +18,7 @@ from sidecar.errors import (
     CorruptObject,
     NoCredentials,
     NotFound,
+    SettingRequired,
     StoreError,
     StoreUnavailable,
     UntrustedStore,
@@ -69,6 +70,8 @@ class StoreExamination:
         if Operation.DELETE in self._failed():
             return facts  # what cannot be deleted is not written
         skew_s = await executor.once(self._try_all)
+        if Operation.PUT in self._failed():
+            await executor.once(self._find_required_setting)
         if any(NEEDS[operation].is_vital for operation in self._failed()):
             return facts  # the probe needs them all
         found = await self._session.probe()
@@ -120,6 +123,15 @@ class StoreExamination:
             self._try(Operation.COPY, lambda: self._store.copy(key, self._wrote("copy"), etag=etag))
             there = next((found for found in self._store.list(key) if found.key == key), None)
             return _skew_s(there, began_s, ended_s) if there is not None and self._session.is_remote else None
+
+    def _find_required_setting(self) -> None:
+        """Raise ``SettingRequired`` if a setting is what a denied write lacks."""
+        try:
+            self._store.probe()
+        except SettingRequired:
+            raise
+        except StoreError:
+            pass  # the permissions say it
 
     def _try_multipart(self, body: FileSlice) -> None:
         store, key, other = self._store, self._wrote("joined"), self._wrote("aborted")
@@ -224,6 +236,8 @@ def _trouble(error: StoreError) -> Trouble:
             return Trouble.TLS
         case NoCredentials():
             return Trouble.CREDENTIALS
+        case SettingRequired():
+            return Trouble.POLICY
         case AccessRefused():
             return trouble_of_code(error.code)
         case CorruptObject():

@@ -62,6 +62,8 @@ def _open_s3(settings: Settings, place: BucketPlace) -> Store:
             ca_bundle=settings.ca_bundle,
             sse=settings.sse,
             sse_kms_key_id=settings.sse_kms_key_id,
+            acl=settings.s3_acl,
+            request_payer=settings.s3_request_payer,
             concurrency=settings.concurrency,
             verify=settings.verify,
             credentials_dir=settings.credentials_dir,

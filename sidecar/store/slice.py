@@ -113,6 +113,13 @@ class FileSlice(io.RawIOBase):
             digest.update(block)
         return digest.hexdigest()
 
+    def md5_ahead(self) -> bytes:
+        """Read the slice once in advance and return its MD5. Raises as ``crc64nvme_ahead``."""
+        digest = hashlib.md5(usedforsecurity=False)
+        for block in self._blocks_ahead():
+            digest.update(block)
+        return digest.digest()
+
     def _blocks_ahead(self) -> Iterator[memoryview]:
         buffer, done = memoryview(bytearray(min(BLOCK_BYTES, self.size_bytes))), 0
         while done < self.size_bytes:

@@ -96,7 +96,7 @@ def opened(backend: Backend) -> tuple[Store, Capabilities]:
     # What a probe leaves behind, without its dozen requests for each test. test_verification.py tests probes.
     first, capabilities = _probed[kind]
     store.verification, store.crc_with_parts = first.verification, first.crc_with_parts
-    store._takes_conditions = first._takes_conditions
+    store.md5_with_bodies, store._takes_conditions = first.md5_with_bodies, first._takes_conditions
     return store, capabilities
 
 

@@ -82,6 +82,7 @@ class Trouble(StrEnum):
     CREDENTIALS = "credentials"
     BUCKET = "bucket"
     CLOCK = "clock"
+    POLICY = "policy"
     ACCESS = "access"
     INTEGRITY = "integrity"
 
@@ -108,6 +109,7 @@ _NEXT_STEP = {
     "the pod's role",
     Trouble.BUCKET: "create the bucket, or correct CKPT_STORE, AWS_S3_ENDPOINT or AWS_DEFAULT_REGION",
     Trouble.CLOCK: "set this machine's clock by NTP",
+    Trouble.POLICY: "set it here, then run doctor again; and in the manifest (inject --set). An ACL needs s3:PutObjectAcl",
     Trouble.ACCESS: "correct CKPT_STORE and the AWS_ settings by the store's answer",
     Trouble.INTEGRITY: "look at the network path (proxies, caches) and at the store's own log",
 }
@@ -200,6 +202,8 @@ def _tls(facts: StoreFacts) -> Iterator[Finding]:
 
 
 def _permissions(facts: StoreFacts) -> Iterator[Finding]:
+    everything = len(facts.tried) > 1 and all(tried.is_denied for tried in facts.tried)
+    payer = ", or set CKPT_S3_REQUEST_PAYER=requester if it is a requester-pays bucket" if everything else ""
     for tried in facts.tried:
         need = NEEDS[tried.operation]
         check = f"permission:{tried.operation.value}"
@@ -208,7 +212,7 @@ def _permissions(facts: StoreFacts) -> Iterator[Finding]:
             continue
         finding = failure if need.is_vital else warning
         if tried.is_denied:
-            text, step = f"denied: {need.lost}", f"grant {need.permission} on bucket and prefix ({facts.url})"
+            text, step = f"denied: {need.lost}", f"grant {need.permission} on bucket and prefix ({facts.url}){payer}"
         else:
             text, step = f"{tried.error}: {need.lost}", "see the log of the store, or ask its operator for this operation"
         yield finding(check, text, step)

@@ -20,9 +20,11 @@ from sidecar.store.s3.bodies import Fields, Query
 from sidecar.store.slice import FileSlice
 
 _PARAMETERS = {
+    "content-md5": "ContentMD5",
     "range": "Range",
     "if-match": "IfMatch",
     "if-none-match": "IfNoneMatch",
+    "x-amz-acl": "ACL",
     "x-amz-checksum-crc64nvme": "ChecksumCRC64NVME",
     "x-amz-server-side-encryption": "ServerSideEncryption",
     "x-amz-server-side-encryption-aws-kms-key-id": "SSEKMSKeyId",
@@ -34,12 +36,23 @@ class BotoRequests:
     """Bodies by a boto3 client, which is made anew when the credentials change."""
 
     def __init__(
-        self, credentials: Callable[[], ReadOnlyCredentials], *, bucket: str, config: Mapping[str, Any], **options: Any
+        self,
+        credentials: Callable[[], ReadOnlyCredentials],
+        *,
+        bucket: str,
+        config: Mapping[str, Any],
+        before_call: Callable[..., None],
+        **options: Any,
     ) -> None:
-        """Prepare. ``config``: settings of the client; ``options``: its endpoint, region and trust."""
+        """Prepare.
+
+        ``config``: settings of the client; ``before_call``: its handler of that event; ``options``: its endpoint, region and
+        trust.
+        """
         self._credentials = credentials
         self._bucket = bucket
         self._config = config
+        self._before_call = before_call
         self._options = options
         self._made: tuple[ReadOnlyCredentials, Any] | None = None
 
@@ -84,7 +97,9 @@ class BotoRequests:
             session = boto3.session.Session(
                 aws_access_key_id=current.access_key, aws_secret_access_key=current.secret_key, aws_session_token=current.token
             )
-            self._made = current, session.client("s3", config=Config(**self._config), **self._options)
+            client = session.client("s3", config=Config(**self._config), **self._options)
+            client.meta.events.register("before-call.s3", self._before_call)
+            self._made = current, client
         return self._made[1]
 
 

@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 Addressing = Literal["path", "virtual", "auto"]
 SECRET_POLL_S = 5.0
+PAYER_HEADER = "x-amz-request-payer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class S3Options:
     ca_bundle: Path | None = None
     sse: str | None = None
     sse_kms_key_id: str | None = None
+    acl: str | None = None
+    """Canned ACL of every object."""
+    request_payer: str | None = None
+    """Who pays for requests, sent with each of them."""
     concurrency: int = 4
     verify: Literal["auto", "md5", "read-back", "off"] = "auto"
     credentials_dir: Path | None = None
@@ -217,7 +222,8 @@ class Clients:
         transport = Transport.of(wire, tls=tls, connect_timeout_s=options.connect_timeout_s)
         session = new_session(secrets, ca_bundle=options.ca_bundle)
         client, presigned = self._loop.run(_client(session, options, transport, self._addressing))
-        control = Control(client, bucket=options.bucket, encryption=_encryption(options))
+        client.meta.events.register("before-call.s3", _adding(_every_request(options)))
+        control = Control(client, bucket=options.bucket, of_objects=_of_objects(options))
         # Its requests hold it: once it is gone, nobody uses the client.
         weakref.finalize(control, self._loop.at_end(client.close)).atexit = False
         frozen = Frozen(session, self._loop)
@@ -226,13 +232,15 @@ class Clients:
     def _bodies(self, frozen: Frozen, client: Any, presigned: str, wire: Wire) -> BodyRequests:
         options, region = self._options, client.meta.region_name
         if options.client == "wire":
-            return WireRequests(Signer(frozen.credentials, presigned=presigned, region=region), wire)
+            signer = Signer(frozen.credentials, presigned=presigned, region=region, every_request=_every_request(options))
+            return WireRequests(signer, wire)
         from sidecar.store.s3.boto_bodies import BotoRequests
 
         direct: dict[str, Any] = {} if _proxy_of(origin_of(presigned)) else {"proxies": {}}  # by its own rules otherwise
         return BotoRequests(
             frozen.credentials,
             bucket=options.bucket,
+            before_call=_adding(_every_request(options)),
             config=client_config(options, self._addressing, signs_payload=False) | direct,
             endpoint_url=options.endpoint_url,
             region_name=region,
@@ -273,9 +281,24 @@ def client_config(options: S3Options, addressing: Addressing, *, signs_payload: 
     }
 
 
-def _encryption(options: S3Options) -> dict[str, str]:
-    given = {"ServerSideEncryption": options.sse, "SSEKMSKeyId": options.sse_kms_key_id}
+def _of_objects(options: S3Options) -> dict[str, str]:
+    """Return the parameters of every write that creates an object."""
+    given = {"ServerSideEncryption": options.sse, "SSEKMSKeyId": options.sse_kms_key_id, "ACL": options.acl}
     return {name: value for name, value in given.items() if value}
+
+
+def _every_request(options: S3Options) -> dict[str, str]:
+    """Return the headers of every request, reads and lists too."""
+    return {PAYER_HEADER: options.request_payer} if options.request_payer else {}
+
+
+def _adding(headers: Mapping[str, str]) -> Callable[..., None]:
+    """Return a handler of botocore that adds headers to a request before it is signed."""
+
+    def before_call(params: dict[str, Any], **_: Any) -> None:
+        params["headers"].update(headers)
+
+    return before_call
 
 
 def _tls(options: S3Options) -> ssl.SSLContext:

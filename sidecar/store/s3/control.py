@@ -61,11 +61,11 @@ class Page:
 class Control:
     """Requests to one bucket with one set of credentials. All methods run on the event loop of its client."""
 
-    def __init__(self, client: Any, *, bucket: str, encryption: Mapping[str, str]) -> None:
-        """Use an aiobotocore client. ``encryption``: parameters of every write that creates an object."""
+    def __init__(self, client: Any, *, bucket: str, of_objects: Mapping[str, str]) -> None:
+        """Use an aiobotocore client. ``of_objects``: parameters of every write that creates an object."""
         self._client = client
         self._bucket = bucket
-        self._encryption = encryption
+        self._of_objects = of_objects
         client.meta.events.register("before-call.s3", _before_call)
         client.meta.events.register_first("before-parse.s3.*", _before_parse)
         client.meta.events.register("after-call.s3.ListMultipartUploads", _decode_keys)
@@ -87,7 +87,7 @@ class Control:
         md5 = base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
         options = {"IfNoneMatch": "*"} if only_if_absent else {}
         options |= {} if crc64nvme is None else {"ChecksumCRC64NVME": base64_crc(crc64nvme)}
-        written = await self._ask("put_object", Key=key, Body=content, ContentMD5=md5, **options, **self._encryption)
+        written = await self._ask("put_object", Key=key, Body=content, ContentMD5=md5, **options, **self._of_objects)
         return _etag(written)
 
     async def find(self, key: str) -> Stored | None:
@@ -145,7 +145,7 @@ class Control:
         if size_bytes > COPY_BYTES:
             return await self._copy_in_parts(target, of, size_bytes)
         with limits(Call(within_s=copy_within_s(size_bytes))):
-            copied = await self._ask("copy_object", Key=target, **of, **self._encryption)
+            copied = await self._ask("copy_object", Key=target, **of, **self._of_objects)
         return _etag(copied.get("CopyObjectResult", {}))
 
     async def _copy_in_parts(self, target: str, of: Mapping[str, Any], size_bytes: int) -> str:
@@ -186,7 +186,7 @@ class Control:
 
         checksums = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"} if checksummed else {}
         with limits(Call(unwanted=unwanted)):
-            begun = await self._ask("create_multipart_upload", Key=key, **checksums, **self._encryption)
+            begun = await self._ask("create_multipart_upload", Key=key, **checksums, **self._of_objects)
         if not (upload_id := begun.get("UploadId")):
             raise OtherDocument("an upload was begun, and its id is missing")
         return str(upload_id)

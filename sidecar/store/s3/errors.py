@@ -70,6 +70,7 @@ _REFUSALS = {
     "AccountProblem": "the store's owner has to solve a problem of the account",
     "AllAccessDisabled": "access to the bucket is disabled",
     "UserSuspended": "the store's owner has suspended the user of this access key: have it enabled, or use another key",
+    "AccessControlListNotSupported": "the bucket takes no ACLs: unset CKPT_S3_ACL",
     "NotImplemented": "the store does not implement this operation",
     "InvalidArgument": "the store refused an argument",
     "InvalidRequest": "the store refused the request",
@@ -110,6 +111,8 @@ _PERMISSIONS = {
     "DeleteObject": "s3:DeleteObject",
     "DeleteObjects": "s3:DeleteObject",
 }
+_REQUIRED_OF_OBJECTS = ", or set what the bucket's policy requires: CKPT_S3_ACL (that also needs s3:PutObjectAcl), CKPT_SSE"
+_REQUIRED_OF_ALL = ", or set CKPT_S3_REQUEST_PAYER=requester if it is a requester-pays bucket"
 _CORRUPT = frozenset(
     {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "IncompleteBody"}
 )
@@ -258,7 +261,8 @@ def _refusal(operation: str, code: str, answer: Any) -> str:
         return f"the bucket is in another region ({code}): set AWS_DEFAULT_REGION to {region or 'it'}"
     if code in ("AccessDenied", "Forbidden"):
         permission = _PERMISSIONS.get(operation, f"s3:{operation}")
-        return f"{operation} was denied: grant {permission} on the bucket and prefix to these credentials"
+        advice = f"{operation} was denied: grant {permission} on the bucket and prefix to these credentials"
+        return advice + (_REQUIRED_OF_OBJECTS if operation in _NAMING else _REQUIRED_OF_ALL)
     advice, message = _REFUSALS.get(code, _message(answer)), _message(answer)
     if code in _VAGUE and message:
         advice = f"{advice} ({message})"

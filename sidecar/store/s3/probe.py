@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, Protocol
 
@@ -13,7 +13,15 @@ from sidecar.core.format import keys
 from sidecar.core.format.checksum import checksum
 from sidecar.core.lifecycle.fencing import seconds_of
 from sidecar.core.schedule.parts import MAX_PARTS, MIN_PART_BYTES
-from sidecar.errors import AccessRefused, AlreadyExists, ConfigurationError, CorruptObject, NotFound, StoreError
+from sidecar.errors import (
+    AccessRefused,
+    AlreadyExists,
+    ConfigurationError,
+    CorruptObject,
+    NotFound,
+    SettingRequired,
+    StoreError,
+)
 from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
 from sidecar.store.slice import FileSlice, slice_of
 
@@ -25,13 +33,29 @@ ABANDONED_S = 3600.0
 """Age in seconds from which an object of another probe counts as left by one that was killed."""
 CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
 
+ACL: dict[str, str] = {"acl": "bucket-owner-full-control"}
+REQUIRED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("an ACL", "CKPT_S3_ACL=bucket-owner-full-control", ACL),
+    ("encryption", "CKPT_SSE=AES256", {"sse": "AES256"}),
+    ("encryption by KMS", "CKPT_SSE=aws:kms", {"sse": "aws:kms"}),
+    ("an ACL and encryption", "CKPT_S3_ACL=bucket-owner-full-control and CKPT_SSE=AES256", ACL | {"sse": "AES256"}),
+    ("an ACL and encryption by KMS", "CKPT_S3_ACL=bucket-owner-full-control and CKPT_SSE=aws:kms", ACL | {"sse": "aws:kms"}),
+)
+"""What a bucket's policy may require, with the settings that bring it, and their options of the store."""
+
 
 class Probed(Store, Protocol):
     """An S3 store whose verification method can be set, so that it can be tested."""
 
     verification: Verification
     crc_with_parts: bool
-    """Whether the store needs the checksum of each part, not only of the whole object."""
+    """Whether each part is sent with its CRC64NVME, where the store compares that of whole objects."""
+    md5_with_bodies: bool
+    """Whether bodies that are sent without a CRC64NVME need a Content-MD5."""
+
+    def takes(self, key: str, content: bytes, options: Mapping[str, str]) -> bool:
+        """Write a small object with these options in place of the store's own; return whether that succeeded."""
+        ...
 
     def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:
         """Write a small object with the given checksum, which may be wrong on purpose."""
@@ -43,15 +67,17 @@ def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> 
 
     Raises:
         AccessRefused, StoreUnavailable: As ``Store.probe``.
+        SettingRequired: The bucket's policy denies writes without an ACL or encryption.
         ConfigurationError: ``CKPT_VERIFY=md5``, but the store's etags are not MD5s.
     """
     key = f"{keys.PROBE}{uuid.uuid4().hex}"
     found = list(store.list(keys.PROBE))
-    store.put(key, CONTENT)
+    _put_first(store, key)
     try:
         _delete_older_probes(store, found, key)
         if store.get(key) != CONTENT:
             raise CorruptObject(key, want="what was written", got="the store returned something else")
+        store.md5_with_bodies = _wants_checksums(store, key)
         round_trip_s = _round_trip_s(store, key)
         conditional = _is_conditional(store, key)
         verification = CHOSEN.get(verify) or _found(store, key, verify)
@@ -65,6 +91,19 @@ def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> 
         max_parts=MAX_PARTS,
         round_trip_s=round_trip_s,
     )
+
+
+def _put_first(store: Probed, key: str) -> None:
+    """Write an object; where that is denied, find the setting that the bucket's policy requires."""
+    try:
+        store.put(key, CONTENT)
+    except AccessRefused as refused:
+        for wanted, settings, options in REQUIRED if refused.code == "AccessDenied" else ():
+            if store.takes(key, CONTENT, options):
+                store.delete([key])
+                text = f"{store.url}: the bucket's policy requires {wanted} of every object: set {settings}"
+                raise SettingRequired(text, code=refused.code) from None
+        raise
 
 
 def _delete_older_probes(store: Probed, found: Sequence[Stored], key: str) -> None:
@@ -89,6 +128,19 @@ def _round_trip_s(store: Probed, key: str) -> float:
             store.put_file(key, body)
             tries.append(max(read_s - began_s, time.monotonic() - read_s))
     return min(tries)
+
+
+def _wants_checksums(store: Probed, key: str) -> bool:
+    """Whether the bucket takes no body without a checksum, as AWS does where Object Lock has a default retention."""
+    store.md5_with_bodies = False
+    with slice_of(CONTENT, name="probe") as body:
+        try:
+            store.put_file(key, body)
+        except AccessRefused as refused:
+            if refused.code is None:
+                raise
+            return True
+    return False
 
 
 def _is_conditional(store: Probed, key: str) -> bool:
@@ -141,7 +193,7 @@ def _compares_checksums(store: Probed, key: str, body: FileSlice) -> bool:
         store.put_file(key, body)
     except (CorruptObject, AccessRefused):  # it refuses a right checksum, so its verification cannot be used
         return False
-    for with_parts in (False, True):
+    for with_parts in (True, False):
         store.crc_with_parts = with_parts
         if _compares_upload(store, key, body, lambda i, p: store.complete_upload(key, i, p, crc64nvme=WRONG_CRC)):
             return True

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from urllib.parse import quote, urlsplit
 
 from botocore.credentials import ReadOnlyCredentials
@@ -26,14 +27,26 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 class Signer:
     """Creates signed requests for the objects of one bucket. Thread-safe."""
 
-    def __init__(self, credentials: Callable[[], ReadOnlyCredentials], *, presigned: str, region: str) -> None:
+    def __init__(
+        self,
+        credentials: Callable[[], ReadOnlyCredentials],
+        *,
+        presigned: str,
+        region: str,
+        every_request: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Take the current credentials from ``credentials``, for each request.
 
-        ``presigned``: botocore's URL for an object ``k`` of the bucket. botocore resolves the bucket's address (path or host,
-        region, FIPS, access points).
+        Args:
+            credentials: Returns the current ones.
+            presigned: botocore's URL for an object ``k`` of the bucket. botocore resolves the bucket's address (path or host,
+                region, FIPS, access points).
+            region: Region of the bucket.
+            every_request: Headers of each request.
         """
         self._credentials = credentials
         self._region = region
+        self._every_request = every_request
         example = urlsplit(presigned)
         self._origin, self._folder = f"{example.scheme}://{example.netloc}", example.path.removesuffix("k")
         self._key: tuple[str, str, bytes] = ("", "", b"")
@@ -76,7 +89,7 @@ class Signer:
             )
         )
         credentials, stamp = self._credentials(), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        sent = {**(headers or {}), "X-Amz-Date": stamp, "X-Amz-Content-SHA256": sha256}
+        sent = {**self._every_request, **(headers or {}), "X-Amz-Date": stamp, "X-Amz-Content-SHA256": sha256}
         if credentials.token:
             sent["X-Amz-Security-Token"] = credentials.token
         signed = sorted([("host", host_of(self._origin)), *((name.lower(), " ".join(sent[name].split())) for name in sent)])

@@ -5,9 +5,10 @@ One request per call, retried by the caller; only the checksums needed are compu
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -40,6 +41,7 @@ T = TypeVar("T")
 __all__ = ["S3Options", "S3Store"]
 
 SSE_HEADER = "x-amz-server-side-encryption"
+ACL_HEADER = "x-amz-acl"
 CRC_HEADER = "x-amz-checksum-crc64nvme"
 DELETE_BATCH = 1000
 """Source: S3 API reference, "DeleteObjects"."""
@@ -66,6 +68,7 @@ class S3Store:
         self._etags_are_md5 = False
         """Whether an etag was the MD5 of its document. Those of encrypted documents are not."""
         self.crc_with_parts = False
+        self.md5_with_bodies = True
 
     def probe(self) -> Capabilities:  # noqa: D102
         self._takes_conditions = True
@@ -182,6 +185,16 @@ class S3Store:
     def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:  # noqa: D102
         self._ask(key, Control.put, self._root + key, content, only_if_absent=False, crc64nvme=crc64nvme)
 
+    def takes(self, key: str, content: bytes, options: Mapping[str, str]) -> bool:  # noqa: D102
+        other = S3Store(replace(self._options, **options))  # type: ignore[arg-type]
+        try:
+            other.put(key, content)
+        except StoreError:
+            return False
+        finally:
+            other.close()
+        return True
+
     def stat(self, key: str) -> Stored:  # noqa: D102
         found = self._ask(key, Control.find, self._root + key)
         if found is None:
@@ -222,7 +235,7 @@ class S3Store:
         condition = {"If-None-Match": "*"} if only_if_absent and self._takes_conditions else {}
         with ExitStack() as sent:
             with self._translated(key):
-                headers = self._encryption_headers() | self._crc_header(body, whole=True) | condition
+                headers = self._object_headers() | self._checksum_header(body, whole=True) | condition
                 putting = self._clients.current().bodies.putting
                 answered = sent.enter_context(putting(self._root + key, body, headers=headers, sha256=self._signed_hash(body)))
             yield lambda: self._put(key, body, answered)
@@ -256,7 +269,7 @@ class S3Store:
                 self._root + key,
                 body,
                 query={"partNumber": number, "uploadId": upload_id},
-                headers=self._crc_header(body, whole=False),
+                headers=self._checksum_header(body, whole=False),
                 sha256=self._signed_hash(body),
             )
             with putting as answered:
@@ -362,14 +375,17 @@ class S3Store:
         with self._translated(key):
             return self._clients.ask(request, *args, **kwargs)
 
-    def _encryption_headers(self) -> dict[str, str]:
-        sse, key_id = self._options.sse, self._options.sse_kms_key_id
-        return ({SSE_HEADER: sse} if sse else {}) | ({f"{SSE_HEADER}-aws-kms-key-id": key_id} if key_id else {})
+    def _object_headers(self) -> dict[str, str]:
+        """Return the headers of every object whose bytes are a file's."""
+        options = self._options
+        given = {SSE_HEADER: options.sse, f"{SSE_HEADER}-aws-kms-key-id": options.sse_kms_key_id, ACL_HEADER: options.acl}
+        return {name: value for name, value in given.items() if value}
 
-    def _crc_header(self, body: FileSlice, *, whole: bool) -> dict[str, str]:
-        if self.verification is not Verification.STORE_CRC or not (whole or self.crc_with_parts):
-            return {}
-        return {CRC_HEADER: base64_crc(body.crc64nvme_ahead())}
+    def _checksum_header(self, body: FileSlice, *, whole: bool) -> dict[str, str]:
+        """Return the checksum of an object or a part: the cheap one if the store compares it, else one that it wants."""
+        if self.verification is Verification.STORE_CRC and (whole or self.crc_with_parts):
+            return {CRC_HEADER: base64_crc(body.crc64nvme_ahead())}
+        return {"Content-MD5": base64.b64encode(body.md5_ahead()).decode()} if self.md5_with_bodies else {}
 
     def _signed_hash(self, body: FileSlice) -> str:
         return body.sha256_ahead() if self.verification is Verification.SIGNED_SHA256 else UNSIGNED

@@ -350,3 +350,11 @@ def test_trouble_with_the_whole_store_has_its_next_step(trouble: Trouble, next_s
 def test_trouble_with_a_folder_has_the_next_step_of_a_volume(trouble: Trouble, error: str, next_step: str) -> None:
     [finding] = store_findings(replace(SOUND, url="file:///store/run", trouble=(trouble, error)))
     assert finding.next_step == next_step
+
+
+def test_where_everything_is_denied_the_requester_may_have_to_pay() -> None:
+    denied = tuple(Tried(operation, "no", is_denied=True) for operation in (Operation.LIST, Operation.DELETE))
+    found = by_check(replace(SOUND, tried=denied))
+    assert "CKPT_S3_REQUEST_PAYER=requester" in (found["permission:ListObjectsV2"].next_step or "")
+    found = by_check(replace(SOUND, tried=(*denied, Tried(Operation.PUT))))
+    assert "CKPT_S3_REQUEST_PAYER" not in (found["permission:ListObjectsV2"].next_step or "")

@@ -97,6 +97,7 @@ trainer_states = st.builds(
     updated_at=st.none() | timestamps,
     total_steps=st.none() | steps,
     loss=st.none() | st.floats(-1e299, 1e299),
+    save_error=st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50),
 )
 
 FIELDS = [

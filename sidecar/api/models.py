@@ -47,6 +47,7 @@ class Trainer(BaseModel):
     world_size: int | None = Field(None, description="Training processes of the job")
     total_steps: int | None = Field(None, description="Planned steps; null: the hook does not know them")
     loss: float | None = Field(None, description="As the training library logged it last")
+    save_error: str | None = Field(None, description="Why its latest save failed; null: it did not")
 
 
 class Termination(BaseModel):

@@ -15,6 +15,7 @@ from sidecar.daemon.services import Services
 from sidecar.download.request import ResumeStatus
 from sidecar.lifecycle.save_requests import SaveRequest
 from trainer_hook.contract import rfc3339
+from trainer_hook.contract.plain_text import plain_text
 
 
 def status(services: Services, safety: models.Safety) -> models.Status:
@@ -188,6 +189,8 @@ def trainer(services: Services) -> models.Trainer:
     """Return the state of the trainer."""
     held, trainer = services.volume.held_leases(), services.pod.trainer()
     told = {} if trainer is None else asdict(trainer)
+    if trainer is not None and trainer.save_error is not None:
+        told["save_error"] = plain_text(trainer.save_error)
     return models.Trainer.model_validate({"alive": held > 0, "ranks": held, **told})
 
 

@@ -86,6 +86,8 @@ def status_text(status: dict[str, Any]) -> str:
         )
     if risk["advice"] and not status["termination"]:
         lines.append(f"too long   {risk['advice']}")
+    if trainer.get("save_error"):
+        lines.append(f"saves fail {trainer['save_error']}")
     late = [planned for planned in status["flush"] or [] if planned["verdict"] != "fits"]
     lines += [f"{planned['verdict']:<10} {planned['checkpoint']}: {planned['reason']}" for planned in late]
     lines += [f"given up   {name}: {reason}" for name, reason in status["given_up"].items()]

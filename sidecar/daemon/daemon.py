@@ -34,6 +34,7 @@ from sidecar.daemon.settings import Settings
 from sidecar.daemon.store_services import use_store
 from sidecar.errors import ConfigurationError, SidecarError, Stopped, StoreError
 from sidecar.lifecycle.spot import SpotWatch
+from sidecar.lifecycle.trainer_saves import TrainerSaves
 from sidecar.repository.documents import Documents
 from sidecar.store.protocol import Store
 from sidecar.tasks import first_error, run_forever, run_together
@@ -69,6 +70,7 @@ class Daemon:
         if self._tracing is not None:
             self.services.events.observe(self._tracing.happened)
         self._phase_control = PhaseControl(self.services)
+        self._trainer_saves = TrainerSaves(self.services.pod, self.services.events)
         self._is_announced = False
         """The log says that the pod is terminating."""
 
@@ -214,6 +216,7 @@ class Daemon:
                 services.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
             services.termination.poll_notice()
             services.save_requests.update()
+            self._trainer_saves.update()
             services.risk_monitor.observe()
             waiting = [w.name for w in upload_order(tracked.waiting for tracked in services.catalog.pending())]
             services.health.report(pending=len(waiting), next=waiting[:MOST_NAMED])

@@ -33,6 +33,8 @@ class TrainerState:
     """Planned steps, counted as ``step`` is; ``None``: unknown."""
     loss: float | None = None
     """Loss of training as it was logged last; ``None``: unknown."""
+    save_error: str | None = None
+    """Why the latest save of this node failed; ``None``: it succeeded, or none was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def parse_trainer_state(raw: bytes) -> TrainerState:
         updated_at=timestamp(fields, "updated_at"),
         total_steps=integer(fields, "total_steps"),
         loss=number(fields, "loss"),
+        save_error=typed(fields, "save_error", str) or None,
     )
 
 

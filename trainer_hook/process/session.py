@@ -62,6 +62,8 @@ class Session:
     """Names that this process saved, or resumed from: not saved again, unless the last save failed. The same on every rank."""
     not_saved: dict[str, None] = field(default_factory=dict)
     """Names whose last save by this process failed, in the order of the failures."""
+    save_error: str | None = None
+    """Why the latest save failed; ``None``: it succeeded, or none was tried."""
     saves: Counter[str] = field(default_factory=Counter)
     """Number of saves of each name in this attempt, the same on every rank: the marker's ``save_id``."""
     pid: int = field(default_factory=os.getpid)
@@ -133,12 +135,22 @@ class Session:
         origin = {"step": step_of(name), "attempt": attempt}
         self.origin = {key: value for key, value in origin.items() if value is not None}
 
+    def tell_saves(self, error: str | None) -> None:
+        """Record that the latest save failed, or (``None``) succeeded; tell the sidecar at once when that changes."""
+        is_news = (error is None) is not (self.save_error is None)
+        self.save_error = error
+        if is_news:
+            self._write_state("running", self.last_step, publish_awaited)
+
     def tell_state(self, state: str, step: int) -> None:
         """Write ``trainer.json``, once per node. Errors are ignored; only ``running`` is told again.
 
         A classic sidecar ends its pod by ``succeeded``.
         """
         self.last_step = step
+        self._write_state(state, step, publish if state == "running" else publish_awaited)
+
+    def _write_state(self, state: str, step: int, write: Callable[[Path, bytes], None]) -> None:
         if self.world is None or self.world.local_rank != 0:
             return
         if self.measure is not None:
@@ -153,8 +165,8 @@ class Session:
             rfc3339(time.time()),
             total_steps=self.progress.total_steps,
             loss=self.progress.loss,
+            save_error=self.save_error,
         )
-        write = publish if state == "running" else publish_awaited
         with contextlib.suppress(OSError):
             write(self.settings.dir / TRAINER_STATE, encode_trainer_state(content))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from trainer_hook.process.client import Client
 from trainer_hook.process.log import info, warn
-from trainer_hook.volume.space import free_bytes
+from trainer_hook.volume.checkpoint_folder import finished_on
+from trainer_hook.volume.space import free_bytes, next_step, size_text
 
 GROWTH_FACTOR = 1.05
 """Most by which a checkpoint is larger than the one before."""
@@ -21,7 +22,8 @@ class DiskAdmission:
     def __init__(self, volume: Path, client: Client) -> None:
         self._volume = volume
         self._client = client
-        self._warned = False
+        self.refusal: str | None = None
+        """Why the latest checkpoint did not fit; ``None``: it did. Logged at the first of several."""
 
     def fits(self, expected_bytes: int) -> bool:
         """Whether a checkpoint of this size fits. Warns at the first of several that do not.
@@ -29,15 +31,15 @@ class DiskAdmission:
         Raises ``OSError``: the free space of the volume is unknown.
         """
         if self.make_room(expected_bytes):
-            self._warned = False
+            self.refusal = None
             return True
-        if not self._warned:
-            self._warned = True
-            warn(
-                f"saves are skipped: {self._volume} has {free_bytes(self._volume):,} bytes free, a checkpoint takes about "
-                f"{expected_bytes:,};"
-                " nothing on it is durable and may go. Make the volume larger, or set CKPT_SAVE_TOTAL_LIMIT"
+        if self.refusal is None:
+            self.refusal = (
+                f"saves are skipped: {self._volume} has {size_text(free_bytes(self._volume))} free, a checkpoint takes about "
+                f"{size_text(expected_bytes)}, and nothing on it is durable and may go: "
+                f"{next_step(has_checkpoints=bool(finished_on(self._volume)))}"
             )
+            warn(self.refusal)
         return False
 
     def make_room(self, expected_bytes: int) -> bool:

@@ -116,7 +116,7 @@ class StepMonitor:
             info("no step was finished yet: there is nothing to save")
         saved = bool(step) and save()
         if step and not saved:
-            warn("the just-in-time checkpoint could not be saved; the newest finished one stands")
+            warn("the just-in-time checkpoint could not be saved")
         self.saved(step, ok=saved)
         if notice_at_s is not None:
             code = self._session.settings.preempted_exit_code

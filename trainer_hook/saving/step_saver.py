@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from trainer_hook.asynchronous.background import Background, Captured, fits
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
+from trainer_hook.saving.failed_saves import save_failed
 from trainer_hook.saving.partial_saves import PartialSaves
 from trainer_hook.saving.schedule import surplus
 from trainer_hook.saving.sharded_failures import sharded_failures
@@ -24,7 +24,6 @@ from trainer_hook.volume.doubts import is_among, of_other_runs
 from trainer_hook.volume.publish import make_system_folders
 from trainer_hook.volume.rank_records import RankRecords
 from trainer_hook.volume.retry import retried
-from trainer_hook.volume.space import described
 
 STAGING = f"{contract.SYSTEM_DIR}/saving"
 """Folder for libraries that name a step's folder themselves. It is then renamed, to count the steps of earlier calls."""
@@ -228,6 +227,8 @@ class StepSaver:
         try:
             if not (self._is_worth_trying() if urgent else self._admission.fits(self._expected_bytes())):
                 self._session.not_saved[name] = None
+                if self._admission.refusal is not None:
+                    self._session.tell_saves(self._admission.refusal)
                 return False
             self._volume.stat()  # a writer would make it anew, and hide a missing mount
             remove(self._volume / name)  # half-written, or of an earlier attempt that was abandoned
@@ -235,8 +236,7 @@ class StepSaver:
             self.records.clear(name)
             check_writable(self._volume / name)  # an error in the write leaves the other ranks waiting in collectives
         except OSError as error:
-            warn(f"{name} is not saved: {error}")
-            self._session.not_saved[name] = None
+            self._failed(name, error)
             self._latest_name, self._latest_failed = name, True
             return False
         return True
@@ -293,12 +293,9 @@ class StepSaver:
             with contextlib.suppress(OSError):
                 remove(self._volume / name)
 
-    def _failed(self, name: str, error: Exception) -> None:
-        warn(f"{name} could not be saved ({described(error, self._volume)}); the older ones stand")
-        self._session.not_saved[name] = None
-        with contextlib.suppress(OSError):
-            remove(self._volume / name)
-            shutil.rmtree(self._volume / STAGING, ignore_errors=True)
+    def _failed(self, name: str, error: Exception, *, deletes: bool = True) -> None:
+        expected, folders = self._last_bytes or self._writer.expected_bytes(), (self._volume / name, self._volume / STAGING)
+        save_failed(self._session, name, error, expected_bytes=expected, folders=folders if deletes else ())
 
     def _finish(self, save: _Save, *, held_s: float | None = None) -> bool:
         folder = self._volume / save.name
@@ -313,6 +310,7 @@ class StepSaver:
             self._failed(save.name, error)
             return False
         self._session.not_saved.pop(save.name, None)
+        self._session.tell_saves(None)
         self._rotate(save.name)
         self._save_s = time.monotonic() - save.began_s
         held = "" if held_s is None else f", training held for {held_s:.2f} s"
@@ -375,10 +373,8 @@ class StepSaver:
                 finish(folder, self.marker(folder, "final", {}, global_step=global_step))
                 self.records.finished(contract.FINAL)
         except Exception as error:
-            warn(f"final/ could not be saved ({described(error, self._volume)}); the checkpoints stand")
-            self._session.not_saved[contract.FINAL] = None
+            self._failed(contract.FINAL, error)
             with contextlib.suppress(OSError):
-                remove(folder)
                 self.records.end(contract.FINAL)
             return
         info(f"saved final/ (step {self._session.base_step + global_step})")
@@ -387,14 +383,11 @@ class StepSaver:
         """Delete an earlier final model. Returns whether one can be written now."""
         try:
             if not retried(functools.partial(self.records.may_replace, folder)):
-                warn(
-                    f"{folder} holds other files than a checkpoint's: the final model is not saved there; the checkpoints stand"
-                )
+                warn(f"{folder} holds other files than a checkpoint's: the final model is not saved there")
                 return False
             retried(functools.partial(self.records.begin_anew, folder))
         except OSError as error:
-            warn(f"final/ could not be saved ({error}); the checkpoints stand")
-            self._session.not_saved[contract.FINAL] = None
+            self._failed(contract.FINAL, error, deletes=False)
             return False
         self.make_room()
         return True

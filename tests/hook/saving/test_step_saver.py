@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -311,3 +312,72 @@ def test_an_error_of_torch_on_a_full_volume_says_that_it_is_full(
         assert not (volume / "checkpoint-5").exists()
         saver.save_final(5)
     assert capsys.readouterr().err.count(" could not be saved (the volume is full: RuntimeError: ") == 2
+
+
+def filling(folder: Path, size_bytes: int = 3 << 20) -> None:
+    """Write more than a small volume takes."""
+    folder.mkdir(parents=True)
+    with (folder / "model").open("wb", buffering=0) as file:
+        for _ in range(size_bytes >> 16):
+            if file.write(bytes(1 << 16)) < 1 << 16:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def told_error(volume: Path) -> str | None:
+    return contract.parse_trainer_state((volume / contract.TRAINER_STATE).read_bytes()).save_error
+
+
+def test_a_volume_on_which_nothing_fits_is_said_with_what_a_save_takes_and_the_next_step(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = writer.write
+    monkeypatch.setattr(writer, "write", filling)
+    with small_volume(tmp_path / "small", "2m") as volume:
+        saver = saver_on(volume, writer)
+        assert not saver.save(5, "periodic")
+        said = capsys.readouterr().err
+        assert "checkpoint-5 could not be saved (OSError: [Errno 28] No space left on device); " in said
+        assert "; no finished checkpoint is on the volume; it takes more than 2.1 MB, " in said
+        assert " MB are free: enlarge the volume (sizeLimit of the emptyDir, storage of the PVC)\n" in said
+        assert "stand" not in said
+        assert told_error(volume) in said
+        monkeypatch.setattr(writer, "write", usual)
+        assert saver.save(6, "periodic")
+        assert told_error(volume) is None
+        saver._last_bytes = 0  # so that it is tried
+        monkeypatch.setattr(writer, "write", filling)
+        assert not saver.save(7, "periodic")
+        said = capsys.readouterr().err
+        assert "; checkpoint-6 stands; it takes more than" in said
+        assert "or keep fewer checkpoints on it (CKPT_KEEP_LOCAL, CKPT_SAVE_TOTAL_LIMIT)\n" in said
+
+
+def test_a_save_that_fails_for_another_reason_says_what_stands_and_nothing_of_space(
+    tmp_path: Path, writer: Writer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saver = saver_on(tmp_path, writer)
+    writer.failing_tries = {1}
+    assert not saver.save(5, "periodic")
+    assert capsys.readouterr().err.endswith(
+        "could not be saved (OSError: no space left on device); no finished checkpoint is on the volume\n"
+    )
+
+
+def test_a_quota_is_told_from_a_full_volume(tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(folder: Path) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(writer, "write", write)
+    monkeypatch.setattr(writer, "expected_bytes", lambda: 4_200_000)
+    saver = saver_on(tmp_path, writer)
+    assert not saver.save(5, "periodic")
+    assert "it takes about 4.2 MB, " in (told_error(tmp_path) or "")
+    assert (told_error(tmp_path) or "").endswith(" are free on the volume: raise this user's quota there")
+
+
+def test_saves_that_are_skipped_for_space_are_told_to_the_sidecar(tmp_path: Path, writer: Writer) -> None:
+    saver = saver_on(tmp_path, writer)
+    saver._last_bytes = 1 << 60
+    assert not saver.save(5, "periodic")
+    assert (told_error(tmp_path) or "").startswith("saves are skipped: ")
+    assert "1.15e+06 TB" in (told_error(tmp_path) or "")

@@ -257,3 +257,21 @@ def test_a_script_that_rotates_its_checkpoints_finds_space_for_the_next_while_th
 
 def finished(running: Sidecar) -> list[str]:
     return [event["checkpoint"] for event in running.events("checkpoint_finished")]
+
+
+@FILE_STORE
+def test_saves_that_fail_on_a_full_volume_are_said_by_the_sidecar_until_they_succeed_again(small: Path, place: Place) -> None:
+    (small / "other").write_bytes(bytes(VOLUME_BYTES - SAVE_BYTES))
+    with sidecar(small, place.settings) as running:
+        running.ready()
+        with trainer(running, 2, SAVE_BYTES, 0.2) as training:
+            [event] = until(lambda: running.events("trainer_saves_fail"), what=training.log)
+            assert "no finished checkpoint is on the volume; it takes more than" in event["error"]
+            assert running.status()["trainer"]["save_error"] == event["error"]
+            assert f"saves fail {event['error'][:60]}" in running.command("status").stdout
+            (small / "other").unlink()
+            until(lambda: running.events("trainer_saves_again"), what=training.log)
+            assert training.wait() == 0, training.log()
+        assert running.status()["trainer"]["save_error"] is None
+        assert len(running.events("trainer_saves_fail")) == len(running.events("trainer_saves_again")) == 1
+        assert running.terminate() == 0

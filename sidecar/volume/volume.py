@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -106,13 +107,22 @@ class Volume:
         return names
 
     def names(self) -> list[str]:
-        """Return the directories that have a checkpoint's name.
+        """Return the directories, and links, that have a checkpoint's name. A link is rejected; nothing follows it.
 
         Raises:
             OSError: The volume is missing or cannot be read.
         """
         self._folder.refresh()
-        return [name for name, is_folder in (self / "").entries() if is_folder and is_checkpoint_name(name)]
+        named = [(name, is_folder) for name, is_folder in (self / "").entries() if is_checkpoint_name(name)]
+        return [name for name, is_folder in named if is_folder or self._version_of_link(name) is not None]
+
+    def _version_of_link(self, name: str) -> str | None:
+        """Return the version of a link in the place of a checkpoint's directory; ``None``: there is none."""
+        try:
+            status = (self / name).status()
+        except FileNotFoundError:
+            return None
+        return version_at(status) if stat.S_ISLNK(status.st_mode) else None
 
     def marker_version(self, name: str) -> str | None:
         """Return the version of a checkpoint's marker, or ``None`` if there is none, or it cannot be read now."""
@@ -124,7 +134,8 @@ class Volume:
     def read_marker_version(self, name: str) -> str | None:
         """Return the version of a checkpoint's marker, ``None`` only if there is none.
 
-        For a directory on another mount this is ``ANOTHER_MOUNT``; ``examine`` then raises the reason.
+        For a directory on another mount this is ``ANOTHER_MOUNT``, for a link in its place the link's own version; ``examine``
+        then raises the reason.
 
         Raises:
             OSError: The volume failed, or this user may not look there; there may be a marker.
@@ -134,6 +145,8 @@ class Volume:
         except OSError as error:
             if error.errno not in PERMANENT_ERRORS:
                 raise
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                return self._version_of_link(name)
             return ANOTHER_MOUNT if error.errno == errno.EXDEV else None
 
     def finished_versions(self) -> list[str]:

@@ -78,7 +78,7 @@ def resume(
             answer = client.get(f"/v1/resume/{answer['id']}?wait_s={min(RESUME_POLL_S, left_s):.3f}")
     code = {"ready": 0, "none": EXIT_NOTHING}.get(answer["state"], EXIT_FAILED)
     why_not = "nothing to resume from" if code == EXIT_NOTHING else f"{answer['state']}: {answer['detail']}"
-    return print_path(answer, "resume", why_not=why_not, code=code, as_json=as_json)
+    return print_path(answer, "resume", said=why_not if code else None, code=code, as_json=as_json)
 
 
 def _name(text: str) -> str:

@@ -27,22 +27,22 @@ def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> i
     return 0
 
 
-def print_path(answer: dict[str, Any], command: str, *, why_not: str, code: int, as_json: bool) -> int:
+def print_path(answer: dict[str, Any], command: str, *, said: str | None, code: int, as_json: bool) -> int:
     """Print the outcome of a resume or a pull: the path alone on standard output, all else on standard error.
 
     Args:
-        answer: Has ``path`` and ``passed_over``, the latter with ``checkpoint`` and ``reason``.
+        answer: Has ``state``, ``path`` and ``passed_over``, the latter with ``checkpoint`` and ``reason``.
         command: The command's name.
-        why_not: Why there is no path.
+        said: Why there is no path, or what is to be known about it; ``None``: nothing. Not ``None`` unless the code is 0.
         code: The exit code, which is returned.
         as_json: Print the answer for programs, with ``error`` and ``exit_code`` unless the code is 0.
     """
     if as_json:
-        print(json.dumps(answer | ({"error": f"{command}: {why_not}", "exit_code": code} if code else {})), flush=True)
-    elif not code:
+        print(json.dumps(answer | ({"error": f"{command}: {said}", "exit_code": code} if code else {})), flush=True)
+    elif answer["state"] == "ready":
         print(answer["path"], flush=True)
     lines = [f"passed over {passed['checkpoint']}: {passed['reason']}" for passed in answer["passed_over"]]
-    for line in [*lines, *([why_not] if code else [])]:
+    for line in [*lines, *([said] if said else [])]:
         say(line, command)
     return code
 

@@ -38,11 +38,15 @@ def pull(
     node: Annotated[
         int | None, typer.Option("--node", metavar="N", min=0, help="of files with one path on several nodes, this node's")
     ] = None,
+    or_older: Annotated[
+        bool, typer.Option("--or-older", help="an older checkpoint in place of a damaged newest one is a success")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Download a checkpoint of a store and verify every byte.
 
-    Its path is all that is on standard output. After an interruption the same command continues.
+    Its path is all that is on standard output. After an interruption the same command continues. Exit code 8: the checkpoint is
+    damaged; of a prefix, an older one was pulled.
     """
     from sidecar.cli.session import run_in_store
     from sidecar.repository.verification import Verifier
@@ -59,7 +63,24 @@ def pull(
 
     pulled = run_in_store("pull", address.store, work)
     answer = {"store": address.store, **asdict(pulled)}
-    return print_path(answer, "pull", why_not=_why_not(pulled, checkpoint), code=_exit_code(pulled, address), as_json=as_json)
+    newer = _newer_not_usable(pulled)
+    code = EXIT_DAMAGED if newer and not or_older else _exit_code(pulled, address)
+    said = _why_not(pulled, checkpoint) if code else None
+    if newer and pulled.checkpoint is not None:
+        said = _older_was_pulled(pulled.checkpoint, newer, or_older=or_older)
+    return print_path(answer, "pull", said=said, code=code, as_json=as_json)
+
+
+def _newer_not_usable(pulled: Pulled) -> list[str]:
+    """Return the committed checkpoints that were passed over for the one that was pulled."""
+    if pulled.state.value != "ready":
+        return []
+    return [passed.checkpoint for passed in pulled.passed_over if not passed.reason.startswith("not committed")]
+
+
+def _older_was_pulled(checkpoint: str, newer: list[str], *, or_older: bool) -> str:
+    text = f"pulled {checkpoint}, which is older than {', '.join(newer)}: that cannot be used"
+    return text if or_older else f"{text}; with --or-older this is a success"
 
 
 def _exit_code(pulled: Pulled, address: Address) -> int:

@@ -286,3 +286,34 @@ def test_parts_of_two_nodes_are_committed_with_the_second_and_pulled_by_rank(loc
     assert "ranks [2] must be some of 0 … 1" in local.err
     assert local.run("push", str(out / "share" / "checkpoint-10"), f"{local.url}-copy") == 7
     assert "a part of a checkpoint" in local.err
+
+
+def test_an_older_checkpoint_in_place_of_a_damaged_newest_one_is_said_and_no_success_unless_asked_for(
+    local: Person, pushed: Any, tmp_path: Path
+) -> None:
+    pushed(local, 10, 20)
+    damaged = Path(local.url.removeprefix("file://"), "checkpoint-20/model.safetensors")
+    damaged.write_bytes(b"x" * damaged.stat().st_size)
+    older = str(tmp_path / "in/checkpoint-10")
+    assert local.run("pull", local.url, str(tmp_path / "in")) == 8
+    assert local.out == f"{older}\n"
+    said = "checkpoint-sidecar pull: pulled checkpoint-10, which is older than checkpoint-20: that cannot be used"
+    assert "checkpoint-sidecar pull: passed over checkpoint-20: " in local.err
+    assert local.err.endswith(f"{said}; with --or-older this is a success\n")
+    answer = local.json("pull", local.url, str(tmp_path / "in"), code=8)
+    assert (answer["path"], answer["exit_code"]) == (older, 8)
+    assert "older than checkpoint-20" in answer["error"]
+    assert local.run("pull", local.url, str(tmp_path / "in"), "--or-older") == 0
+    assert local.out == f"{older}\n"
+    assert local.err.endswith(f"{said}\n")
+    assert "error" not in local.json("pull", local.url, str(tmp_path / "in"), "--or-older")
+
+
+def test_a_newer_step_that_is_still_being_uploaded_is_no_reason_against_the_newest_committed_one(
+    local: Person, pushed: Any, tmp_path: Path
+) -> None:
+    pushed(local, 10)
+    with local.store() as store:
+        store.put("checkpoint-20/model.safetensors", b"half")
+    assert local.run("pull", local.url, str(tmp_path / "in")) == 0
+    assert local.out == f"{tmp_path / 'in/checkpoint-10'}\n"

@@ -67,7 +67,7 @@ def test_a_quarantined_step_is_shown_passed_over_and_released(person: Person, pu
     assert "\x1b" not in person.out
     assert "\\x1b[31mred" in person.out
     assert person.json("show", person.at("checkpoint-20"))["state"] == "quarantined"
-    pulled = person.json("pull", person.url, str(tmp_path / "laptop"))
+    pulled = person.json("pull", person.url, str(tmp_path / "laptop"), code=8)
     assert pulled["checkpoint"] == "checkpoint-10"
     assert [p["checkpoint"] for p in pulled["passed_over"]] == ["checkpoint-20"]
     assert person.run("pull", person.at("checkpoint-20"), str(tmp_path / "named")) == 8
@@ -103,7 +103,7 @@ def test_an_archived_object_is_named_and_counts_as_no_damage_of_the_store(person
     bucket, _, prefix = person.url.removeprefix("s3://").partition("/")
     servers.archive(person.endpoint, bucket, f"{prefix}/checkpoint-20/model.safetensors")
     assert problems(person, person.at("checkpoint-20")) == [("archived", "checkpoint-20/model.safetensors")]
-    pulled = person.json("pull", person.url, str(tmp_path / "laptop"))
+    pulled = person.json("pull", person.url, str(tmp_path / "laptop"), code=8)
     assert pulled["checkpoint"] == "checkpoint-10"
     assert person.run("pull", person.at("checkpoint-20"), str(tmp_path / "named")) == 1
     servers.archive(person.endpoint, bucket, f"{prefix}/checkpoint-20/.complete")

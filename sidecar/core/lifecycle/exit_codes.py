@@ -19,6 +19,6 @@ EXIT_UNREACHABLE = 6
 EXIT_REFUSED = 7
 """The command was refused: it would harm a live run or a checkpoint, or the sidecar answered with an error."""
 EXIT_DAMAGED = 8
-"""A checkpoint in the store failed verification."""
+"""A checkpoint in the store failed verification; of ``pull``: an older one was taken in place of the newest."""
 EXIT_INTERRUPTED = 130
 """A person interrupted the command (SIGINT), as shells count it."""

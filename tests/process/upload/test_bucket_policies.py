@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.marks import slow
 from tests.process.conftest import S3Server
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 from tests.servers import Proxy, ProxyAnswer, Request, Rule
@@ -36,15 +35,27 @@ POLICIES: list[tuple[Callable[[], Rule], dict[str, str]]] = [
     (lambda: comparing(servers.wants_encryption), {"CKPT_SSE": "AES256"}),
     (lambda: comparing(servers.requester_pays), {"CKPT_S3_REQUEST_PAYER": "requester"}),
 ]
+ON_BOTO3 = pytest.param("moto", "boto3", marks=pytest.mark.slow)
+ON_REAL_STORES = [
+    pytest.param("rgw", "wire", marks=pytest.mark.rgw),
+    pytest.param("minio", "wire", marks=pytest.mark.minio),
+]
 NAMES = ["object-lock", "object-lock-md5", "acl", "encryption", "requester-pays"]
 
 
 @pytest.mark.parametrize(("rule", "settings"), POLICIES, ids=NAMES)
-@pytest.mark.parametrize("client", ["wire", *slow("boto3")])
+@pytest.mark.parametrize(("kind", "client"), [("moto", "wire"), ON_BOTO3, *ON_REAL_STORES])
 def test_a_run_commits_and_resumes_in_a_bucket_that_wants_more_of_a_request(
-    moto_server: S3Server, tmp_path: Path, rule: Callable[[], Rule], settings: dict[str, str], client: str
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    rule: Callable[[], Rule],
+    settings: dict[str, str],
+    kind: str,
+    client: str,
 ) -> None:
-    with Proxy(moto_server.endpoint, rule()).running() as endpoint:
+    if kind != "moto" and "CKPT_SSE" in settings:
+        pytest.skip("it encrypts with https or a KMS alone")
+    with Proxy(request.getfixturevalue(f"{kind}_server").endpoint, rule()).running() as endpoint:
         server = S3Server(endpoint).settings(prefix=tmp_path.name)
         environ = server | settings | {"CKPT_PART_SIZE": "5MiB", "CKPT_S3_CLIENT": client}
         with sidecar(tmp_path / "volume", environ) as running:

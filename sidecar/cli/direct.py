@@ -44,8 +44,11 @@ def probe(*, ready: bool = False) -> int:
 
 def drain(*, as_json: bool = False) -> int:
     """Give a termination notice."""
+    from sidecar.core.format.readable import seconds_text
+
     answer = Client(timeout_s=3).post("/v1/drain?source=prestop")
-    return print_answer(answer, lambda a: f"{a['phase']}; {a['deadline_in_s']} s until the deadline", as_json=as_json)
+    text = f"{answer['phase']}; {seconds_text(answer['deadline_in_s'])} until the deadline"
+    return print_answer(answer, lambda _: text, as_json=as_json)
 
 
 def version() -> int:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sidecar.cli.output import say, what_failed
-from sidecar.cli.render import size_text
+from sidecar.core.format.readable import seconds_text, size_text
 from trainer_hook.contract.plain_text import plain_text
 
 LINE_S = 10.0
@@ -62,7 +62,7 @@ class _Lines:
             return
         self._said_s = now_s
         rate = (done - self._began_at) / max(1e-3, now_s - self._began_s)
-        left = f", {(total - done) / rate:.0f} s left" if rate > 0 and total else ""
+        left = f", {seconds_text((total - done) / rate)} left" if rate > 0 and total else ""
         amount = f"{self._text(done)} of {self._text(total)}" if total else self._text(done)
         say(f"{what}: {amount}, {self._text(rate)}/s{left}", self._command)
 
@@ -112,5 +112,5 @@ def _columns(*, counts: bool) -> list[Any]:
         def render(self, task: Task) -> RenderableType:
             return Text() if task.total is None else self._column(task)
 
-    amounts = [MofNCompleteColumn()] if counts else [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+    amounts = [MofNCompleteColumn()] if counts else [DownloadColumn(), TransferSpeedColumn()]
     return [TextColumn("{task.description}"), BarColumn(), *map(WhileKnown, [*amounts, TimeRemainingColumn()])]

@@ -9,22 +9,12 @@ from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import Any
 
+from sidecar.core.format.readable import rate_text, seconds_text, size_text
 from sidecar.core.lifecycle.safety import cost_text
 from trainer_hook.contract.plain_text import plain_text
 
 _LEAST_WRAPPED = 20
 """Narrowest column, in characters, in which sentences are wrapped."""
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size_text(size_bytes: float | None) -> str:
-    """Return an amount with three digits and a binary unit."""
-    if size_bytes is None:
-        return "–"
-    amount, unit = float(size_bytes), 0
-    while amount >= 1000 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.3g} {_UNITS[unit]}"
 
 
 def counted(number: int, thing: str) -> str:
@@ -81,9 +71,8 @@ def status_text(status: dict[str, Any]) -> str:
         f"volume     {_volume(status['volume'])}",
     ]
     if status["termination"]:
-        lines.append(
-            f"notice     {status['termination']['source']}, {status['termination']['deadline_in_s']} s until the deadline"
-        )
+        left = seconds_text(status["termination"]["deadline_in_s"])
+        lines.append(f"notice     {status['termination']['source']}, {left} until the deadline")
     if risk["advice"] and not status["termination"]:
         lines.append(f"too long   {risk['advice']}")
     if trainer.get("save_error"):
@@ -110,8 +99,8 @@ def _prediction(risk: dict[str, Any]) -> str:
     if risk["predicted_durable_s"] is None or not risk["grows"]:
         return ""
     rate = risk["upload_bytes_per_s"]
-    upload = f"upload {_seconds(risk['predicted_flush_s'])}" + (f" at {size_text(rate)}/s" if rate else "")
-    return f" (save {_seconds(risk['predicted_save_s'])}, {upload})"
+    upload = f"upload {seconds_text(risk['predicted_flush_s'])}" + (f" at {rate_text(rate)}" if rate else "")
+    return f" (save {seconds_text(risk['predicted_save_s'])}, {upload})"
 
 
 def checkpoints_text(answer: dict[str, Any]) -> str:
@@ -167,15 +156,6 @@ def _reached(store: dict[str, Any]) -> str:
 def text_of(value: Any) -> str:
     """Return a value as one line, without what a terminal would obey; a dash for ``None``."""
     return "–" if value is None else plain_text(str(value))
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, hours = divmod(round(seconds), 60), divmod(round(seconds / 60), 60)
-    return f"{minutes[0]} min {minutes[1]} s" if seconds < 3600 else f"{hours[0]} h {hours[1]} min"
 
 
 def _share(transfer: dict[str, Any]) -> str:

@@ -6,7 +6,8 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sidecar.cli.render import counted, field_lines, size_text, table, text_of
+from sidecar.cli.render import counted, field_lines, table, text_of
+from sidecar.core.format.readable import size_text
 from trainer_hook.contract.plain_text import plain_text
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from sidecar.cli.client import Client, Refused, Unreachable
 from sidecar.cli.estimate import parsed_bytes
 from sidecar.cli.options import FlushTimeoutS, Json, TimeoutS
 from sidecar.cli.output import fail, print_answer, say
-from sidecar.cli.render import save_text, size_text
+from sidecar.cli.render import save_text
+from sidecar.core.format.readable import rate_text
 from sidecar.core.lifecycle.exit_codes import EXIT_GIVEN_UP
 
 PROGRESS_S = 1.0
@@ -75,5 +76,5 @@ def limit(rate: Annotated[str, typer.Argument(metavar="RATE", help="such as 200M
     wanted = None if rate == "none" else parsed_bytes("RATE", rate)
     answer = Client().post("/v1/bandwidth", {"limit": wanted})
     per_s = answer["limit_bytes_per_s"]
-    text = f"uploads: at most {size_text(per_s)}/s" if per_s else "uploads: no limit"
+    text = f"uploads: at most {rate_text(per_s)}" if per_s else "uploads: no limit"
     return print_answer(answer, lambda _: text, as_json=as_json)

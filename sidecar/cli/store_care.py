@@ -22,8 +22,9 @@ from sidecar.cli.options import (
     store_address,
 )
 from sidecar.cli.output import PROGRAM, print_answer, say
-from sidecar.cli.render import counted, size_text
+from sidecar.cli.render import counted
 from sidecar.cli.render_store import plan_text, quarantine_text, verification_text
+from sidecar.core.format.readable import size_text
 from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED
 from sidecar.errors import ConfigurationError, RequestRefused
 from trainer_hook.contract.plain_text import plain_text

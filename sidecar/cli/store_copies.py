@@ -18,9 +18,10 @@ import typer
 from sidecar.cli import progress
 from sidecar.cli.options import CheckpointOrNewest, Json, StoreAddress, address_to_read, store_address
 from sidecar.cli.output import fail, print_answer, print_path
-from sidecar.cli.render import counted, size_text
+from sidecar.cli.render import counted
 from sidecar.cli.store_care import ask_holder
 from sidecar.core.format.checkpoint_address import Address, misnamed
+from sidecar.core.format.readable import size_text
 from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED, EXIT_FAILED, EXIT_GIVEN_UP, EXIT_NOTHING, EXIT_REFUSED
 from sidecar.errors import ConfigurationError, NothingFound, RequestRefused
 from trainer_hook.contract.plain_text import plain_text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sidecar.cli.render import size_text, table, text_of
+from sidecar.cli.render import table, text_of
+from sidecar.core.format.readable import seconds_text, size_text
 from sidecar.core.job.status import JobStatus, PodReport
 from sidecar.core.lifecycle.safety import Level
 from trainer_hook.contract.plain_text import plain_text
@@ -23,7 +24,7 @@ def show_status(title: str, status: JobStatus) -> None:
 
 
 def _facts(title: str, status: JobStatus) -> list[str]:
-    risk = f"at risk: {text_of(status.steps_at_risk)} steps, {_seconds(status.seconds_at_risk)} of training"
+    risk = f"at risk: {text_of(status.steps_at_risk)} steps, {seconds_text(status.seconds_at_risk)} of training"
     lines = [
         f"job        {plain_text(title)}, {status.pods_answering} of {status.pods_wanted} sidecars answer",
         f"trainer    step {text_of(status.trained_step)}",
@@ -42,7 +43,3 @@ def _table(status: JobStatus) -> str:
 def _row(pod: PodReport) -> list[str]:
     numbers = [text_of(value) for value in (pod.phase, pod.trained_step, pod.finished_step, pod.durable_step)]
     return [plain_text(pod.pod), pod.state, *numbers, plain_text(pod.headline or pod.detail or "–")]
-
-
-def _seconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds:.1f} s"

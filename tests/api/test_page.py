@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sidecar.api.guard import MOST_UNDER_WAY
+from sidecar.core.format.readable import seconds_text, size_text
 from tests.api.browser import Page, browser, executable
 from tests.api.test_live import Viewer
 from tests.api.training import Training, training
@@ -68,6 +69,17 @@ async def test_the_page_says_whether_training_is_safe_and_follows_it(tmp_path: P
         assert {url.split("/")[2] for url in page.requests} == {f"127.0.0.1:{running.port}"}, "nothing from elsewhere"
 
 
+async def test_it_says_amounts_times_and_ages_as_the_commands_do(tmp_path: Path) -> None:
+    sizes, times, ages = (0, 999, 123_456_789, 10**18), (0.042, 4.24, 67.4, 250.0, 7500.0, 273_600.0), (67.9, 95, 119, 215)
+    async with watched(tmp_path) as (page, _, _):
+        said = await page.evaluate(
+            "import('/page/format.js').then((f) => "
+            f"[{[*sizes]}.map(f.bytes), {[*times]}.map(f.duration), {[*ages]}.map(f.ago), f.rate(2e8)])"
+        )
+    assert said[:2] == [[*map(size_text, sizes)], [*map(seconds_text, times)]]
+    assert said[2:] == [["67 s ago", "95 s ago", "119 s ago", "3 min ago"], "200 MB/s"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1280])
 async def test_it_fits_the_window_and_every_control_has_a_name(width: int, tmp_path: Path) -> None:
@@ -120,8 +132,8 @@ async def test_the_buttons_save_wait_and_limit(tmp_path: Path) -> None:
         await page.evaluate("document.getElementById('limit').focus()")
         await page.write("5MB/s")
         await page.press("Enter")
-        await page.shows("outcome", "limited to 4.77 MiB/s")
-        await page.shows("limit-now", "4.77 MiB/s now")
+        await page.shows("outcome", "limited to 5 MB/s")
+        await page.shows("limit-now", "5 MB/s now")
         assert running.status()["bandwidth_limit_bytes_per_s"] == 5_000_000
         await page.evaluate("document.getElementById('limit').focus()")
         await page.write("fast")

@@ -41,7 +41,7 @@ def test_a_pipe_gets_a_line_now_and_then_with_rate_and_time_left(
         time.sleep(0.02)
         on_progress("checkpoint-40\x1b[2J", 1 << 20, 4 << 20)
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("checkpoint-sidecar pull: checkpoint-40\\x1b[2J: 1 MiB of 4 MiB, ")
+    assert last.startswith("checkpoint-sidecar pull: checkpoint-40\\x1b[2J: 1.05 MB of 4.19 MB, ")
     assert last.endswith(" s left")
 
 
@@ -101,7 +101,7 @@ def test_flush_shows_the_queue_while_it_waits(monkeypatch: pytest.MonkeyPatch, c
     assert main(["flush"]) == 0
     out, err = capsys.readouterr()
     assert out == "durable: checkpoint-40\n"
-    assert "uploading: 1 MiB of 2 MiB" in err
+    assert "uploading: 1.05 MB of 2.1 MB" in err
 
 
 @pytest.mark.parametrize(("state", "code"), [("ready", 0), ("none", 5), ("failed", 1)])

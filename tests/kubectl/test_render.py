@@ -34,6 +34,6 @@ def test_a_person_sees_the_worst_first_and_a_line_for_each_pod(capsys: pytest.Ca
         "Job run, 1 of 2 sidecars answer",
         "step 20, at risk: 23 steps, 9.5 s of training",
         "SIGTERM    costs 23 steps: the store cannot be used",
-        "uploading  1 MiB of 4 MiB",
+        "uploading  1.05 MB of 4.19 MB",
     ):
         assert expected in shown

@@ -1,6 +1,6 @@
 // Amounts and times as people read them. Unknown values are an en dash.
 
-const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+const UNITS = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
 const whole = new Intl.NumberFormat("en");
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
@@ -20,8 +20,8 @@ export function bytes(value) {
   if (unknown(value)) return "–";
   let amount = value;
   let unit = 0;
-  while (amount >= 1000 && unit < UNITS.length - 1) {
-    amount /= 1024;
+  while (amount >= 999.5 && unit < UNITS.length - 1) {
+    amount /= 1000;
     unit += 1;
   }
   return `${Number(amount.toPrecision(3))} ${UNITS[unit]}`;
@@ -29,11 +29,11 @@ export function bytes(value) {
 
 export const rate = (value) => (unknown(value) ? "–" : `${bytes(value)}/s`);
 
-/** 0.4 s, 38 s, 4 min 10 s, 2 h 5 min, 3 d 4 h. */
+/** 0.04 s, 38 s, 4 min 10 s, 2 h 5 min, 3 d 4 h. */
 export function duration(seconds) {
   if (unknown(seconds)) return "–";
-  if (seconds < 0) return `−${duration(-seconds)}`;
-  if (seconds < 9.95) return `${Number(seconds.toFixed(1))} s`;
+  if (seconds < 0) return `-${duration(-seconds)}`;
+  if (seconds < 9.95) return `${Number(seconds.toFixed(seconds < 0.995 ? 2 : 1))} s`;
   const total = Math.round(seconds);
   if (total < 100) return `${total} s`;
   if (total < 3600) return two(Math.floor(total / 60), "min", total % 60, "s");
@@ -43,12 +43,12 @@ export function duration(seconds) {
 
 const two = (more, unit, less, smaller) => (less ? `${more} ${unit} ${less} ${smaller}` : `${more} ${unit}`);
 
-/** A time long past needs no seconds that change. */
+/** 67 s ago, 95 s ago, 3 min ago, 2 h 5 min ago: from two minutes on no seconds that change. */
 export function ago(seconds) {
   if (unknown(seconds)) return "at an unknown time";
   if (seconds < 1.5) return "just now";
-  const floored = seconds < 60 ? Math.floor(seconds) : Math.floor(seconds / 60) * 60;
-  return `${duration(floored < 3600 ? floored : Math.floor(seconds / 60) * 60)} ago`;
+  if (seconds < 120) return `${Math.floor(seconds)} s ago`;
+  return `${duration(Math.floor(seconds / 60) * 60)} ago`;
 }
 
 /** The time of day; with the day, if that is not today. */

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sidecar.core.format.readable import seconds_text, size_text
 from sidecar.core.lifecycle.phases import Phase
 from sidecar.core.lifecycle.store_state import StoreState
 from sidecar.core.lifecycle.volume_space import is_nearly_full
@@ -120,14 +121,14 @@ def cost_of_kill(facts: Facts) -> Cost:
     """Return what is lost if the pod is killed now, without any notice: all since the newest durable step."""
     if not facts.has_begun:
         return Cost("nothing", "training has not begun")
-    why = f"{_seconds(facts.seconds_at_risk)} of training" if facts.trains and facts.seconds_at_risk else ""
+    why = f"{_trained(facts.seconds_at_risk)} of training" if facts.trains and facts.seconds_at_risk else ""
     if facts.steps_at_risk == 0 or (not facts.trains and not facts.pending):
         return Cost("nothing", "everything trained is durable" if facts.trains else "nobody trains")
     if facts.steps_at_risk is not None:
         return Cost(_steps(facts.steps_at_risk), why if facts.trains else "nobody trains")
     if facts.seconds_at_risk is None:
         return Cost(NOT_KNOWN, "no checkpoint was finished yet")
-    return Cost(_seconds(facts.seconds_at_risk), "of training")
+    return Cost(_trained(facts.seconds_at_risk), "of training")
 
 
 def cost_of_sigterm(facts: Facts) -> Cost:
@@ -144,16 +145,18 @@ def cost_of_sigterm(facts: Facts) -> Cost:
     if facts.fits_grace is None:
         return Cost(NOT_KNOWN, _not_measured(facts))
     if facts.fits_grace:
-        return Cost("nothing", f"durable in {_seconds(facts.predicted_durable_s)} of {_seconds(facts.grace_s)} grace")
-    return Cost(kill.lost, f"needs {_seconds(facts.predicted_durable_s)}, the grace period is {_seconds(facts.grace_s)}")
+        return Cost("nothing", f"durable in {seconds_text(facts.predicted_durable_s)} of {seconds_text(facts.grace_s)} grace")
+    return Cost(
+        kill.lost, f"needs {seconds_text(facts.predicted_durable_s)}, the grace period is {seconds_text(facts.grace_s)}"
+    )
 
 
 def _silence(facts: Facts) -> str:
     if facts.store_quiet_s is None:
         return "the store has not been asked yet"
     if facts.store_quiet_s < facts.still_s:
-        return f"uploads have not moved for {_seconds(facts.still_s)}, though the store answers other requests"
-    return f"the store has not answered for {_seconds(facts.store_quiet_s)}"
+        return f"uploads have not moved for {seconds_text(facts.still_s)}, though the store answers other requests"
+    return f"the store has not answered for {seconds_text(facts.store_quiet_s)}"
 
 
 def _not_measured(facts: Facts) -> str:
@@ -186,11 +189,11 @@ def _worries(facts: Facts) -> Iterator[tuple[Level, str]]:
     if is_too_long and facts.trains and facts.sees_trainer and facts.phase is Phase.RUNNING:
         yield (
             Level.ATTENTION,
-            f"A save at SIGTERM does not fit: it takes {_seconds(facts.predicted_durable_s)}, "
-            f"the grace period is {_seconds(facts.grace_s)}",
+            f"A save at SIGTERM does not fit: it takes {seconds_text(facts.predicted_durable_s)}, "
+            f"the grace period is {seconds_text(facts.grace_s)}",
         )
-    if facts.trains and (facts.seconds_at_risk or 0.0) > LONG_S:
-        yield Level.ATTENTION, f"{_seconds(facts.seconds_at_risk)} of training are not durable"
+    if facts.trains and (at_risk_s := facts.seconds_at_risk or 0.0) > LONG_S:
+        yield Level.ATTENTION, f"{_trained(at_risk_s)} of training are not durable"
     yield from _space(facts)
     if facts.quarantined:
         yield (
@@ -203,8 +206,8 @@ def _space(facts: Facts) -> Iterator[tuple[Level, str]]:
     free, total, size = facts.free_bytes, facts.volume_bytes, facts.checkpoint_bytes
     if free is None or total is None or not is_nearly_full(free, total, checkpoint_bytes=size):
         return
-    need = f", a checkpoint takes {_size(size)}" if size is not None else ""
-    yield Level.ATTENTION, f"The volume is nearly full: {_size(free)} are free{need}"
+    need = f", a checkpoint takes {size_text(size)}" if size is not None else ""
+    yield Level.ATTENTION, f"The volume is nearly full: {size_text(free)} are free{need}"
 
 
 def _doubts(facts: Facts) -> Iterator[tuple[Level, str]]:
@@ -251,13 +254,6 @@ def _steps(count: int) -> str:
     return f"{count:,} step{'' if count == 1 else 's'}"
 
 
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "an unknown time"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:.1f} GB"
+def _trained(seconds: float) -> str:
+    """Return a time of training, from 2 minutes on in whole ones: what changes each second cannot be read."""
+    return seconds_text(seconds if seconds < 120 else seconds // 60 * 60)

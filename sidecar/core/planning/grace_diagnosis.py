@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sidecar.core.format.readable import rate_text, seconds_text, size_text
 from sidecar.core.lifecycle.phases import margin_s
 from sidecar.core.lifecycle.save_profile import SaveProfile
 from sidecar.core.planning.findings import Finding, ok, warning
@@ -23,16 +24,14 @@ def grace_findings(
     """
     if not up_bytes_per_s:
         return
-    at = f"at {up_bytes_per_s / 1e6:.1f} MB/s"
+    at = f"at {rate_text(up_bytes_per_s)}"
     if checkpoint_bytes is None:
-        fits_gb = max(0.0, grace_s - margin_s(grace_s) - (save_s or 0.0)) * up_bytes_per_s / 1e9
-        yield ok(
-            "grace", f"{fits_gb:.2f} GB fit into {grace_s:g} s {at}, less the time to write them; --size and --save say more"
-        )
+        fits = size_text(max(0.0, grace_s - margin_s(grace_s) - (save_s or 0.0)) * up_bytes_per_s)
+        yield ok("grace", f"{fits} fit into {grace_s:g} s {at}, less the time to write them; --size and --save say more")
         return
     profile = SaveProfile(checkpoint_bytes, took_s=save_s or 0.0, step_seconds=None, ranks=1)
     planned = plan_grace(save=profile, bytes_per_s=up_bytes_per_s, grace_s=grace_s)
-    text = f"a checkpoint of {checkpoint_bytes / 1e9:.2f} GB is durable {planned.durable_s:.1f} s after SIGTERM {at}"
+    text = f"a checkpoint of {size_text(checkpoint_bytes)} is durable {seconds_text(planned.durable_s)} after SIGTERM {at}"
     if planned.fits:
         yield ok("grace", f"{text}; the grace period is {grace_s:g} s")
     else:

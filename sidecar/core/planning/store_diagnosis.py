@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sidecar.core.format.readable import rate_text
 from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION, EXIT_DAMAGED, EXIT_UNREACHABLE
 from sidecar.core.planning.findings import Finding, failure, is_full, ok, warning
 
@@ -264,7 +265,7 @@ def _link(facts: StoreFacts) -> Iterator[Finding]:
         yield ok("round-trip", f"{facts.round_trip_s * 1000:.1f} ms")
     for check, rate in (("upload-rate", facts.up_bytes_per_s), ("download-rate", facts.down_bytes_per_s)):
         if rate is not None:
-            yield ok(check, f"{rate / 1e6:.1f} MB/s")
+            yield ok(check, rate_text(rate))
     if facts.rate_error is not None and facts.is_rate_refused:
         yield failure("rate", facts.rate_error, "correct that: larger files do not reach the store")
     elif facts.rate_error is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sidecar.core.format.readable import size_text
 from sidecar.core.lifecycle.volume_space import is_nearly_full
 from sidecar.core.planning.findings import Finding, failure, is_full, ok, warning
 from sidecar.core.planning.storage import measured_storage
@@ -121,18 +122,18 @@ def _space(facts: VolumeFacts, needs: SpaceNeeds) -> Iterator[Finding]:
     free, total = facts.free_bytes, facts.total_bytes
     if free is None or total is None:
         return
-    text = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB are free"
+    text = f"{size_text(free)} of {size_text(total)} are free"
     wanted = needs.min_free_bytes
     if needs.checkpoint_bytes is not None:
         wanted += measured_storage(needs.checkpoint_bytes, keep=needs.keep_local).storage_bytes
         if free < needs.checkpoint_bytes:
-            yield failure("space", f"{text}: not one checkpoint fits", f"enlarge the volume to {wanted / 1e9:.1f} GB")
+            yield failure("space", f"{text}: not one checkpoint fits", f"enlarge the volume to {size_text(wanted)}")
             return
     if free < wanted:
         yield warning(
             "space",
             f"{text}; {needs.keep_local} checkpoints (CKPT_KEEP_LOCAL), the one being written and CKPT_MIN_FREE take "
-            f"{wanted / 1e9:.1f} GB",
+            f"{size_text(wanted)}",
             "enlarge the volume, or lower CKPT_KEEP_LOCAL: durable checkpoints are deleted earlier",
         )
     elif is_nearly_full(free, total, checkpoint_bytes=needs.checkpoint_bytes):

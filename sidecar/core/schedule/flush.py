@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
 
+from sidecar.core.format.readable import rate_text, seconds_text, size_text
 from sidecar.core.schedule.order import Waiting, upload_order
 from sidecar.core.schedule.throughput import Rate
 
@@ -212,6 +213,6 @@ def _why(load: Load, done_in_s: float, left_s: float, rate: Rate) -> str:
     if load.waiting.refused:
         return "the store refuses it"
     return (
-        f"{load.left_bytes / 1e6:.0f} MB are left and would be through in {done_in_s:.1f} s at {rate.expected / 1e6:.1f} MB/s "
-        f"with what goes first; {max(0.0, left_s):.1f} s are left"
+        f"{size_text(load.left_bytes)} are left and would be through in {seconds_text(done_in_s)} "
+        f"at {rate_text(rate.expected)} with what goes first; {seconds_text(max(0.0, left_s))} are left"
     )

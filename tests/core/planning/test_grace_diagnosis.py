@@ -30,25 +30,25 @@ def test_the_recommended_grace_period_is_one_that_fits(grace_s: float, rate: flo
             30.0,
             None,
             None,
-            ok("grace", "2.85 GB fit into 30 s at 100.0 MB/s, less the time to write them; --size and --save say more"),
+            ok("grace", "2.85 GB fit into 30 s at 100 MB/s, less the time to write them; --size and --save say more"),
         ),
         (
             30.0,
             None,
             8.5,
-            ok("grace", "2.00 GB fit into 30 s at 100.0 MB/s, less the time to write them; --size and --save say more"),
+            ok("grace", "2 GB fit into 30 s at 100 MB/s, less the time to write them; --size and --save say more"),
         ),
         (
             1.0,
             None,
             8.5,
-            ok("grace", "0.00 GB fit into 1 s at 100.0 MB/s, less the time to write them; --size and --save say more"),
+            ok("grace", "0 B fit into 1 s at 100 MB/s, less the time to write them; --size and --save say more"),
         ),
         (
             30.0,
             2 * 10**9,
             None,
-            ok("grace", "a checkpoint of 2.00 GB is durable 20.0 s after SIGTERM at 100.0 MB/s; the grace period is 30 s"),
+            ok("grace", "a checkpoint of 2 GB is durable 20 s after SIGTERM at 100 MB/s; the grace period is 30 s"),
         ),
         (
             30.0,
@@ -56,7 +56,7 @@ def test_the_recommended_grace_period_is_one_that_fits(grace_s: float, rate: flo
             12.0,
             warning(
                 "grace",
-                "a checkpoint of 2.00 GB is durable 32.0 s after SIGTERM at 100.0 MB/s, and the grace period is 30 s: "
+                "a checkpoint of 2 GB is durable 32 s after SIGTERM at 100 MB/s, and the grace period is 30 s: "
                 "a just-in-time save would be lost",
                 "set terminationGracePeriodSeconds and CKPT_GRACE_SECONDS to 42 (inject --grace 42), or save more often",
             ),

@@ -172,8 +172,8 @@ TEXTS: list[tuple[dict[str, object], str, str, str | None]] = [
         "set this machine's clock by NTP",
     ),
     ({}, "round-trip", "10.0 ms", None),
-    ({}, "upload-rate", "100.0 MB/s", None),
-    ({}, "download-rate", "200.0 MB/s", None),
+    ({}, "upload-rate", "100 MB/s", None),
+    ({}, "download-rate", "200 MB/s", None),
     ({"rate_error": "reset"}, "rate", "not measured: reset", "correct that, then run doctor again"),
     (
         {"rate_error": "too large", "is_rate_refused": True},

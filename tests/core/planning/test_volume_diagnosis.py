@@ -123,17 +123,16 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("free_bytes", "wanted", "said"),
     [
-        (90 * GB, NEEDS, Finding("space", Severity.OK, "90.0 of 100.0 GB are free")),
+        (90 * GB, NEEDS, Finding("space", Severity.OK, "90 GB of 100 GB are free")),
         (GB // 2, SpaceNeeds(None, 2, GB // 2), None),
-        (37 * GB, SpaceNeeds(10 * GB, 2, GB), Finding("space", Severity.OK, "37.0 of 100.0 GB are free")),
+        (37 * GB, SpaceNeeds(10 * GB, 2, GB), Finding("space", Severity.OK, "37 GB of 100 GB are free")),
         (
             37 * GB - 1,
             SpaceNeeds(10 * GB, 2, GB),
             Finding(
                 "space",
                 Severity.WARNING,
-                "37.0 of 100.0 GB are free; 2 checkpoints (CKPT_KEEP_LOCAL), the one being written and CKPT_MIN_FREE take "
-                "37.0 GB",
+                "37 GB of 100 GB are free; 2 checkpoints (CKPT_KEEP_LOCAL), the one being written and CKPT_MIN_FREE take 37 GB",
                 "enlarge the volume, or lower CKPT_KEEP_LOCAL: durable checkpoints are deleted earlier",
             ),
         ),
@@ -143,8 +142,8 @@ GB = 10**9
             Finding(
                 "space",
                 Severity.FAILURE,
-                "10.0 of 100.0 GB are free: not one checkpoint fits",
-                "enlarge the volume to 37.0 GB",
+                "10 GB of 100 GB are free: not one checkpoint fits",
+                "enlarge the volume to 37 GB",
                 exit_code=2,
             ),
         ),
@@ -154,7 +153,7 @@ GB = 10**9
             Finding(
                 "space",
                 Severity.WARNING,
-                "0.5 of 100.0 GB are free: the volume is nearly full",
+                "500 MB of 100 GB are free: the volume is nearly full",
                 "enlarge the volume or delete what it does not need",
             ),
         ),

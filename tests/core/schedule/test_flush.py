@@ -213,8 +213,7 @@ def test_at_a_byte_a_second_what_lands_still_goes_before_what_does_not() -> None
         ("checkpoint-20", Outcome.NO_TIME, 103.0),
     ]
     assert (
-        plan.order[2].reason
-        == "0 MB are left and would be through in 103.0 s at 0.0 MB/s with what goes first; 10.0 s are left"
+        plan.order[2].reason == "99 B are left and would be through in 1 min 43 s at 1 B/s with what goes first; 10 s are left"
     )
 
 

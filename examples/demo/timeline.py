@@ -57,4 +57,4 @@ def sentence(event: dict[str, Any]) -> str | None:
 
 def complain(text: str) -> None:
     """Print a line on standard error."""
-    print(f"checkpoint-sidecar demo: {text}", file=sys.stderr, flush=True)
+    print(f"make demo: {text}", file=sys.stderr, flush=True)

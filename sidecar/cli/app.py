@@ -37,7 +37,6 @@ COMMANDS = {
     "doctor": "doctor",
     "plan": "plan",
     "completion": "completion",
-    "demo": "demo",
 }
 """The module in this package that has a command, as the function or group of its name."""
 

@@ -47,8 +47,7 @@ def drain(*, as_json: bool = False) -> int:
     from sidecar.core.format.readable import seconds_text
 
     answer = Client(timeout_s=3).post("/v1/drain?source=prestop")
-    text = f"{answer['phase']}; {seconds_text(answer['deadline_in_s'])} until the deadline"
-    return print_answer(answer, lambda _: text, as_json=as_json)
+    return print_answer(answer, lambda a: f"{a['phase']}; {seconds_text(a['deadline_in_s'])} left", as_json=as_json)
 
 
 def version() -> int:

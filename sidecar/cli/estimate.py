@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -10,13 +10,13 @@ import typer
 from sidecar.amounts import amount_bytes
 from sidecar.cli.client import Client
 from sidecar.cli.output import print_answer, say
-from sidecar.cli.render import table
 from sidecar.core.format.durations import duration_s
 from sidecar.errors import ConfigurationError
 
 MOST_BYTES = 10**18
-_GB_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _Parsed = TypeVar("_Parsed")
+Line = tuple[str, str]
+"""What a line of an estimate is about, and what it says of it."""
 
 
 Size = Annotated[str | None, typer.Option("--size", metavar="SIZE", help="of one checkpoint, such as 48GB")]
@@ -24,18 +24,33 @@ Rate = Annotated[str | None, typer.Option("--rate", metavar="RATE", help="to the
 Measured = Annotated[bool, typer.Option("--measured", help="take what the running sidecar has measured")]
 
 
-def print_estimate(formula: str, source: str, inputs: dict[str, Any], results: dict[str, Any], *, as_json: bool) -> int:
-    """Print a result with its formula, source and inputs. Returns 0. Names end with the unit of their value."""
-    answer = {"formula": formula, "source": source, "inputs": inputs, "results": results}
-    return print_answer(answer, estimate_text, as_json=as_json)
+def print_estimate(
+    lines: Sequence[Line], *, formula: str, source: str, inputs: dict[str, Any], results: dict[str, Any], as_json: bool
+) -> int:
+    """Print an estimate: ``lines`` for people; as JSON with formula, source and inputs, whose names end with their unit.
+
+    Returns 0.
+    """
+    answer = {"formula": formula, "source": source, "inputs": _rounded(inputs), "results": _rounded(results)}
+    width = max(len(about) for about, _ in lines)
+    text = "\n".join(f"{about.ljust(width)}  {said}" for about, said in lines)
+    return print_answer(answer, lambda _: text, as_json=as_json)
 
 
-def estimate_text(answer: dict[str, Any]) -> str:
-    """Return an estimate for people: results, then inputs, formula and source."""
-    rows = [[name, _value_text(name, value)] for name, value in answer["results"].items() if value is not None]
-    given = [[name, _value_text(name, value)] for name, value in answer["inputs"].items() if value is not None]
-    tables = [table(["RESULT", ""], rows), "", table(["INPUT", ""], given), ""]
-    return "\n".join([*tables, f"formula: {answer['formula']}", f"source: {answer['source']}"])
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with six digits at most where they are calculated."""
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
+
+
+def usd_text(dollars: float) -> str:
+    """Return an amount of money: whole dollars from 10 on, else four digits."""
+    text = f"{abs(dollars):,.0f}" if abs(dollars) >= 10 else f"{abs(dollars):.4g}"
+    return f"{'-' if dollars < 0 else ''}${text}"
+
+
+def percent_text(percent: float) -> str:
+    """Return a percentage with two decimals."""
+    return f"{percent:.2f} %"
 
 
 def parsed(option: str, text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
@@ -102,41 +117,3 @@ def check_number(option: str, number: float) -> None:
     """Raise ConfigurationError unless a number of an option is finite and within its limits."""
     if not 0.0 <= number <= 1e9:
         raise ConfigurationError(f"{option}={number}: must be a number from 0 to 1,000,000,000")
-
-
-def _value_text(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, int | float):
-        return str(value)
-    if name.endswith("bytes_per_s"):
-        return f"{_decimal_text(value)}/s"
-    unit = name.rpartition("_")[2]
-    shown = {"bytes": _decimal_text, "s": _duration_text, "usd": _usd_text, "percent": _percent_text}.get(unit)
-    return shown(value) if shown else f"{value:,.12g}"
-
-
-def _decimal_text(amount: float) -> str:
-    # Decimal, as guides and vendors count; the units of the volume's status are binary.
-    unit = 0
-    while round(amount, 1) >= 1000 and unit < len(_GB_UNITS) - 1:
-        amount, unit = amount / 1000, unit + 1
-    return f"{amount:,.1f}".removesuffix(".0") + f" {_GB_UNITS[unit]}"
-
-
-def _duration_text(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s" if seconds < 1 else f"{seconds:.1f}".removesuffix(".0") + " s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min ({seconds:.0f} s)"
-    return f"{minutes // 60} h {minutes % 60} min ({seconds:.0f} s)"
-
-
-def _usd_text(dollars: float) -> str:
-    text = f"{abs(dollars):,.0f}" if abs(dollars) >= 10 else f"{abs(dollars):.4g}"
-    return f"{'-' if dollars < 0 else ''}${text}"
-
-
-def _percent_text(percent: float) -> str:
-    return f"{percent:.2f} %"

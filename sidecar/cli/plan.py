@@ -9,6 +9,7 @@ import typer
 
 from sidecar.cli.client import Client
 from sidecar.cli.estimate import (
+    Line,
     Measured,
     Rate,
     Size,
@@ -16,21 +17,26 @@ from sidecar.cli.estimate import (
     measured_size_bytes,
     parsed,
     parsed_bytes,
+    percent_text,
     positive_s,
     print_estimate,
+    usd_text,
 )
 from sidecar.cli.options import Json
+from sidecar.cli.render import counted
 from sidecar.core.format.durations import duration_s
+from sidecar.core.format.readable import rate_text, seconds_text, size_text
 from sidecar.core.lifecycle.save_profile import SaveProfile
-from sidecar.core.planning.cost import WEEKS, Policy, Prices, StoreCost, lost_work, store_cost
-from sidecar.core.planning.grace import plan_grace
-from sidecar.core.planning.interval import plan_interval
+from sidecar.core.planning.cost import WEEKS, LostWork, Policy, Prices, StoreCost, lost_work, store_cost
+from sidecar.core.planning.grace import Grace, plan_grace
+from sidecar.core.planning.interval import Interval, plan_interval
 from sidecar.core.planning.storage import (
     DTYPE_BYTES,
     GUIDE_KEEP,
     HEADROOM,
     OPTIMIZER_BYTES,
     STRATEGIES,
+    Storage,
     guide_storage,
     measured_storage,
     parameter_count,
@@ -75,27 +81,40 @@ def storage(
     inputs: dict[str, Any] = {"keep": keep, "headroom": float(HEADROOM)}
     if size is not None or measured:
         one = parsed_bytes("--size", size) if size is not None else measured_size_bytes()
-        needed, source, what = measured_storage(one, keep=keep), MEASURED if measured else "--size", "its size"
-        return print_estimate(
-            f"storage = checkpoint x (keep + 1) x headroom; checkpoint = {what}",
-            source,
-            inputs,
-            asdict(needed),
-            as_json=as_json,
-        )
+        needed, source = measured_storage(one, keep=keep), MEASURED if measured else "--size"
+        lines = _storage_lines(needed, "the largest that the sidecar knows" if measured else "as given", keep)
+        formula = "storage = checkpoint x (keep + 1) x headroom; checkpoint = its size"
+        return print_estimate(lines, formula=formula, source=source, inputs=inputs, results=asdict(needed), as_json=as_json)
     count = parsed("--parameters", parameters or "", parameter_count)
     inputs |= {"parameters": count, "dtype": dtype, "dtype_bytes": DTYPE_BYTES[dtype]}
+    of = f"{count:,} parameters in {dtype}"
     if strategy is not None:
         known = STRATEGIES[strategy]
         inputs |= {"strategy": strategy, "multiplier": float(known.multiplier)}
         needed = guide_storage(count, strategy=strategy, dtype=dtype, keep=keep)
         copies = "(keep + 1)" if known.keeps_copies else "1 gathered copy (those kept hold adapters)"
         formula = f"storage = checkpoint x {copies} x headroom; checkpoint = parameters x dtype bytes x multiplier"
-        return print_estimate(formula, GUIDE, inputs, asdict(needed), as_json=as_json)
+        of = f"{of}, strategy {strategy} (guide to checkpointing on OpenShift AI)"
+        lines = _storage_lines(needed, of, keep if known.keeps_copies else None)
+        return print_estimate(lines, formula=formula, source=GUIDE, inputs=inputs, results=asdict(needed), as_json=as_json)
     inputs |= {"optimizer": optimizer, "optimizer_bytes": OPTIMIZER_BYTES[optimizer or "none"], "master": master}
     needed = state_storage(count, optimizer=optimizer or "none", dtype=dtype, master=master, keep=keep)
     formula = "storage = checkpoint x (keep + 1) x headroom; checkpoint = parameters x (dtype + optimizer + 4 for master bytes)"
-    return print_estimate(formula, STATE, inputs, asdict(needed), as_json=as_json)
+    lines = _storage_lines(needed, f"{of}, optimizer {optimizer}{', fp32 master weights' if master else ''}", keep)
+    return print_estimate(lines, formula=formula, source=STATE, inputs=inputs, results=asdict(needed), as_json=as_json)
+
+
+def _storage_lines(needed: Storage, of: str, keep: int | None) -> list[Line]:
+    """Return the answer. ``keep``: durable checkpoints on the volume; ``None``: only one is there, being gathered."""
+    copies = (
+        "the one that is gathered (those kept hold adapters alone)"
+        if keep is None
+        else f"{needed.copies} checkpoints (the one being written and CKPT_KEEP_LOCAL={keep})"
+    )
+    return [
+        ("volume", f"{size_text(needed.storage_bytes)} for {copies}, with a fifth of headroom"),
+        ("checkpoint", f"{size_text(needed.checkpoint_bytes)}: {of}"),
+    ]
 
 
 def _require_one_way(
@@ -147,7 +166,30 @@ def interval(
         "young = sqrt(2CM); daly = young (1 + sqrt(C/2M)/3 + C/18M) - C, or M if C >= 2M; interval = max(daly, upload - C); "
         "lost = 1 - T / (M exp((R + upload)/M) (exp((T + C)/M) - 1)); C stall, M mtbf, R restart, T interval"
     )
-    return print_estimate(formula, INTERVAL, given, asdict(plan_interval(**given)), as_json=as_json)  # type: ignore[arg-type]
+    found = plan_interval(**given)  # type: ignore[arg-type]
+    lines = _interval_lines(found, given)
+    return print_estimate(lines, formula=formula, source=INTERVAL, inputs=given, results=asdict(found), as_json=as_json)
+
+
+def _interval_lines(found: Interval, given: dict[str, Any]) -> list[Line]:
+    steps = "" if found.save_steps is None else f", {counted(found.save_steps, 'step')}"
+    lines = [
+        ("save every", f"{seconds_text(found.interval_s)} of training{steps}"),
+        ("lost", f"{percent_text(found.lost_percent)} of the time, in saves, work done twice and restarts"),
+    ]
+    if found.upload_s is not None:
+        least = f"; on a faster link {seconds_text(found.daly_s)} would lose less" if found.is_limited_by_link else ""
+        sent = f"{size_text(given['size_bytes'])} at {rate_text(given['bytes_per_s'])}"
+        lines.append(("an upload", f"takes {seconds_text(found.upload_s)} ({sent}){least}"))
+    assumed = f"a save holds training for {seconds_text(given['stall_s'])}, a kill every {seconds_text(given['mtbf_s'])}"
+    lines.append(("if", f"{assumed}, {seconds_text(given['restart_s'])} until training goes on (Daly 2006)"))
+    return lines
+
+
+Now = Annotated[
+    str | None,
+    typer.Option("--grace", metavar="DURATION", help="of the pod as it is; else the sidecar's (--measured), or 30s"),
+]
 
 
 @plan.command()
@@ -157,7 +199,7 @@ def grace(
     rate: Rate = None,
     step: Annotated[str, typer.Option(metavar="DURATION", help="of an optimizer step, which is finished first")] = "0s",
     ranks: Annotated[int, typer.Option(min=1, max=1_000_000, help="that must agree to stop")] = 1,
-    now: Annotated[str, typer.Option("--grace", metavar="DURATION", help="of the pod as it is")] = "30s",
+    now: Now = None,
     measured: Measured = False,
     as_json: Json = False,
 ) -> int:
@@ -165,35 +207,43 @@ def grace(
 
     Formula: durable = step + 1 s if there are several ranks + save + size / rate; recommended = 1.25 durable + margin.
     The margin of the grace period, a twentieth of it, 0.5 to 2 s, is for commit, report and exit.
-    With --measured, save, size and rate are those of the running sidecar unless they are given.
+    With --measured, save, size, rate and grace are those of the running sidecar unless they are given.
     """
-    grace_s = parsed("--grace", now, positive_s)
+    grace_s = None if now is None else parsed("--grace", now, positive_s)
     rate_bytes_per_s = None if rate is None else float(parsed_bytes("--rate", rate))
     size_of_one = None if size is None else parsed_bytes("--size", size)
     save_s = None if save is None else parsed("--save", save, duration_s)
     step_s = parsed("--step", step, duration_s)
     if measured:
-        status = Client(timeout_s=60).get("/v1/status")
-        rate_bytes_per_s = rate_bytes_per_s or status["throughput_bytes_per_s"]
+        running = Client(timeout_s=60).get("/v1/overview")
+        grace_s = grace_s or running["grace_seconds"]
+        rate_bytes_per_s = rate_bytes_per_s or running["transfers"]["throughput_bytes_per_s"]
         if save_s is None:  # measured with the rest of the step and the agreement of the ranks
-            save_s, step_s, ranks = status["at_risk"]["predicted_save_s"], 0.0, 1
+            save_s, step_s, ranks = running["at_risk"]["predicted_save_s"], 0.0, 1
         size_of_one = size_of_one or measured_size_bytes()
     if save_s is None or size_of_one is None or not rate_bytes_per_s:
         missing = "the running sidecar has not measured a save and an upload yet: " if measured else ""
         raise ConfigurationError(f"{missing}give --save, --size and --rate")
+    grace_s = grace_s or duration_s("30s")
     profile = SaveProfile(size_of_one, took_s=save_s, step_seconds=step_s, ranks=ranks)
-    inputs = {
-        "save_s": save_s,
-        "size_bytes": size_of_one,
-        "bytes_per_s": rate_bytes_per_s,
-        "step_s": step_s,
-        "ranks": ranks,
-        "grace_s": grace_s,
-    }
+    inputs = {"save_s": save_s, "size_bytes": size_of_one, "bytes_per_s": rate_bytes_per_s, "step_s": step_s}
+    inputs |= {"ranks": ranks, "grace_s": grace_s}
     formula = "durable = step + 1 s if ranks > 1 + save + size / rate; recommended = 1.25 durable + margin, in whole seconds"
-    source = "sidecar.core.lifecycle.risk, the rule of grace_too_short; " + ("measured" if measured else "as given")
+    source = f"the rule by which the sidecar warns of a short grace period, {'measured' if measured else 'as given'}"
     needed = plan_grace(save=profile, bytes_per_s=rate_bytes_per_s, grace_s=grace_s)
-    return print_estimate(formula, source, inputs, asdict(needed), as_json=as_json)
+    lines = _grace_lines(needed, inputs)
+    return print_estimate(lines, formula=formula, source=source, inputs=inputs, results=asdict(needed), as_json=as_json)
+
+
+def _grace_lines(needed: Grace, given: dict[str, Any]) -> list[Line]:
+    sent = f"{size_text(given['size_bytes'])} at {rate_text(given['bytes_per_s'])}"
+    return [
+        ("grace period", f"{needed.recommended_s} s, as terminationGracePeriodSeconds and CKPT_GRACE_SECONDS"),
+        ("as it is", f"{given['grace_s']:g} s, which is {'enough' if needed.fits else 'too short'}"),
+        ("durable", f"{seconds_text(needed.durable_s)} after SIGTERM"),
+        ("save", f"{seconds_text(needed.save_s)}, with the rest of the step"),
+        ("upload", f"{seconds_text(needed.upload_s)} ({sent})"),
+    ]
 
 
 ARTICLE = (
@@ -243,21 +293,47 @@ def cost(
     usd = {"--gpu-hour": gpu_hour, "--gb-month": gb_month, "--put": put, "--get": get}
     for option, number in {**usd, "--interruptions": interruptions}.items():
         check_number(option, number)
-    times = {
-        "lost_s": parsed("--lost", lost, duration_s),
-        "restart_s": parsed("--restart", restart, duration_s),
-        "stalls_s": parsed("--stalls", stalls, duration_s),
-        "jit_stalls_s": parsed("--jit-stalls", jit_stalls, duration_s),
-    }
+    times = _times(lost=lost, restart=restart, stalls=stalls, jit_stalls=jit_stalls)
     work = lost_work(cluster_hour_usd=gpus * gpu_hour, interruptions=interruptions, **times)
     inputs: dict[str, Any] = {"gpus": gpus, "gpu_hour_usd": gpu_hour, "interruptions_per_week": interruptions, **times}
     if size is None:
-        return print_estimate(WORK_FORMULA, ARTICLE, inputs, asdict(work), as_json=as_json)
+        lines = _work_lines(work, inputs)
+        return print_estimate(lines, formula=WORK_FORMULA, source=ARTICLE, inputs=inputs, results=asdict(work), as_json=as_json)
     policy = Policy(parsed("--every", every, positive_s), save_steps, keep, keep_every)
     prices, one, resumes = Prices(gb_month, put, get), parsed_bytes("--size", size), interruptions * WEEKS / 12
     inputs |= {"size_bytes": one, "files": files, **_named(policy), **asdict(prices), "resumes_per_month": resumes}
-    results = asdict(work) | asdict(_store_cost(one, files, policy, resumes, prices))
-    return print_estimate(f"{WORK_FORMULA}; {STORE_FORMULA}", f"{ARTICLE}; {PRICES}", inputs, results, as_json=as_json)
+    stored = _store_cost(one, files, policy, resumes, prices)
+    lines, results = _work_lines(work, inputs) + _store_lines(stored, inputs), asdict(work) | asdict(stored)
+    formula = f"{WORK_FORMULA}; {STORE_FORMULA}"
+    return print_estimate(
+        lines, formula=formula, source=f"{ARTICLE}; {PRICES}", inputs=inputs, results=results, as_json=as_json
+    )
+
+
+def _times(**given: str) -> dict[str, float]:
+    """Return the seconds of durations, by the names of their options."""
+    return {f"{name}_s": parsed(f"--{name.replace('_', '-')}", text, duration_s) for name, text in given.items()}
+
+
+def _work_lines(work: LostWork, given: dict[str, Any]) -> list[Line]:
+    often = f"interrupted {given['interruptions_per_week']:g} times a week, {seconds_text(given['restart_s'])} to restart"
+    lost = f"each time {seconds_text(given['lost_s'])} of work lost; {seconds_text(given['stalls_s'])} a week in saves"
+    return [
+        ("periodic saves", f"{usd_text(work.periodic_week_usd)} a week: {seconds_text(work.periodic_s)} of all GPUs"),
+        ("just-in-time saves", f"{usd_text(work.jit_week_usd)} a week: {seconds_text(work.jit_s)} of all GPUs"),
+        ("saved", f"{usd_text(work.saved_week_usd)} a week, {usd_text(work.saved_year_usd)} a year"),
+        ("if", f"{given['gpus']} GPUs at ${given['gpu_hour_usd']:g} an hour; {often}; {lost}"),
+    ]
+
+
+def _store_lines(stored: StoreCost, given: dict[str, Any]) -> list[Line]:
+    sent = f"{stored.put_requests:,} PUT and {stored.get_requests:,} GET requests"
+    return [
+        ("store", f"{usd_text(stored.store_month_usd)} a month"),
+        ("  space", f"{usd_text(stored.storage_month_usd)}: {size_text(stored.stored_bytes)} at the end of the month"),
+        ("  requests", f"{usd_text(stored.requests_month_usd)}: {sent}"),
+        ("  kept", f"{stored.kept} of {stored.saves} checkpoints of {size_text(given['size_bytes'])}"),
+    ]
 
 
 def _named(policy: Policy) -> dict[str, Any]:

@@ -80,12 +80,18 @@ def run_fields(run: ListedRun) -> dict[str, Any]:
 
 def runs_text(answer: dict[str, Any]) -> str:
     """Return the runs below a prefix."""
-    header = ["RUN", "CHECKPOINTS", "NEWEST", "JOB", "HELD BY"]
+    header = ["RUN", "CHECKPOINTS", "NEWEST", "JOB", "LATEST POD"]
     rows = []
     for run in answer["runs"]:
-        count = run["checkpoints"] if run["is_run"] else "a folder, list it"
-        rows.append([text_of(value) for value in (f"{run['name']}/", count, run["newest"], run["job"], run["holder"])])
-    return table(header, rows)
+        if run["is_run"]:
+            named = (f"{run['name']}/", run["checkpoints"], run["newest"], run["job"], run["holder"])
+            rows.append([text_of(value) for value in named])
+    folders = [f"{answer['store']}/{run['name']}" for run in answer["runs"] if not run["is_run"]]
+    lines = [table(header, rows)] if rows else []
+    lines += [
+        f"{plain_text(folder)} is no run; those below it: checkpoint-sidecar ls {plain_text(folder)}" for folder in folders
+    ]
+    return "\n".join(lines)
 
 
 def details_text(answer: dict[str, Any]) -> str:

@@ -88,7 +88,7 @@ def test_flags_that_are_not_known_and_abbreviations_are_refused_in_one_line(
         ["status", "--watch=1"],
         ["inject"],
         ["webhook", "--port", "x"],
-        ["demo", "--store", "moon"],
+        ["demo"],
     ],
     ids=" ".join,
 )

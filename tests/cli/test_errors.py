@@ -61,25 +61,9 @@ def test_the_demo_says_what_to_install() -> None:
     run = [sys.executable, "-S", "-m", "examples.demo"]
     ended = subprocess.run(run, cwd=ROOT, env=plain_environ(), capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("checkpoint-sidecar demo: the package ")
+    assert ended.stderr.startswith("make demo: the package ")
     assert ended.stderr.endswith(" is not installed: pip install 'checkpoint-sidecar[demo]'\n")
     assert ended.stderr.count("\n") == 1
-
-
-def test_the_demo_command_hands_over_to_the_examples_of_the_current_folder(tmp_path: Path) -> None:
-    demo = tmp_path / "examples/demo/__main__.py"
-    demo.parent.mkdir(parents=True)
-    (tmp_path / "examples/__init__.py").touch()
-    demo.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
-    ended = command("demo", "--store=file", "--json", folder=tmp_path)
-    given = ["--store", "file", "--script", "examples/train_hf.py", "--folder", ".demo", "--json"]
-    assert (ended.returncode, ended.stdout, ended.stderr) == (7, f"{given}\n", "")
-
-
-def test_the_demo_command_outside_the_repository_names_make_demo(tmp_path: Path) -> None:
-    ended = command("demo", folder=tmp_path)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "checkpoint-sidecar demo: examples/demo is not here: run 'make demo' in the repository\n"
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["ls"], ["probe"], ["drain"]])

@@ -132,7 +132,7 @@ def test_the_lock_installs_and_runs_the_sidecar(built: Built, tmp_path: Path) ->
     assert done(ROOT / ".ci/version").strip() in in_folder(tmp_path, program, "--version")
     checked = done(*PIP, "--python", tmp_path / "venv/bin/python", "check")
     assert "No broken requirements" in checked or not checked
-    assert "CHECKPOINTS" in in_folder(tmp_path, program, "ls", f"file://{tmp_path}")
+    assert "venv is no run" in in_folder(tmp_path, program, "ls", f"file://{tmp_path}")
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])

@@ -221,7 +221,6 @@ _MAY = {
     "volume/boot.py": {"read_text"},  # of /proc
     "cli/render.py": {"shutil"},  # the width of the terminal
     "cli/run.py": {"read_text"},  # of /proc/self/mountinfo
-    "cli/demo.py": {"is_file"},  # of the current folder
     "daemon/settings.py": None,
     "daemon/termination_message.py": {"is_file", "access", "write_text"},  # of /dev/termination-log
     "download/partial_file.py": {"open"},  # of /proc/self/mountinfo

@@ -63,6 +63,11 @@ class Client:
         """Return the JSON answer. Raises as ``get``."""
         return self._call("POST", path, body or {})
 
+    @property
+    def folder(self) -> Folder:
+        """The shared volume."""
+        return self._dir
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         headers = {"host": f"127.0.0.1:{self._port}", "connection": "close"}
         payload = b""

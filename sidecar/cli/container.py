@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sidecar.cli import direct
-from sidecar.cli.options import Json
+from sidecar.cli.options import Json, WaitS
 
 
 def run() -> int:
@@ -15,9 +15,15 @@ def run() -> int:
     return direct.run()
 
 
-def probe(ready: Annotated[bool, typer.Option("--ready", help="also ask whether the store is reachable")] = False) -> int:
-    """Health probe for exec: exit code 0 or 1."""
-    return direct.probe(ready=ready)
+def probe(
+    ready: Annotated[bool, typer.Option("--ready", help="also ask whether the store is reachable")] = False,
+    wait_s: WaitS = None,
+) -> int:
+    """Health probe for exec: exit code 0 or 1.
+
+    With --wait it returns once that is so, and ends with 1 when the sidecar has ended or the time is over.
+    """
+    return direct.probe(ready=ready) if wait_s is None else direct.probe_until(wait_s, ready=ready)
 
 
 def drain(as_json: Json = False) -> int:

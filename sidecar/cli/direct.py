@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from sidecar import __version__
-from sidecar.cli.client import Client, Unreachable
+from sidecar.cli.client import Client, Refused, Unreachable
 from sidecar.cli.output import PROGRAM, print_answer, redraw
+from trainer_hook.contract import LOCK
 
 
 def run() -> int:
@@ -40,6 +41,40 @@ def probe(*, ready: bool = False) -> int:
             time.sleep(_AGAIN_S)
         else:
             return 0
+
+
+_LOOK_S = 0.1
+"""Interval of the looks of ``probe_until``."""
+
+
+def probe_until(wait_s: float, *, ready: bool = False) -> int:
+    """Ask for health, or for readiness, until it is given. Returns 0.
+
+    Raises:
+        Unreachable: The sidecar has ended, or ``wait_s`` are over.
+    """
+    from sidecar.core.format.readable import seconds_text
+    from sidecar.core.lifecycle.start_wait import Wait, wait_for_start
+    from sidecar.volume.lock import is_held
+
+    client, until_s, alive_at_s = Client(timeout_s=4), time.monotonic() + wait_s, None
+    while True:
+        try:
+            client.get("/readyz" if ready else "/healthz")["status"]
+        except Refused as error:
+            why, alive_at_s = str(error), time.monotonic()
+        except Unreachable as error:
+            why = str(error)
+            if is_held(client.folder / LOCK):
+                alive_at_s = time.monotonic()
+        else:
+            return 0
+        match wait_for_start(now_s=time.monotonic(), until_s=until_s, alive_at_s=alive_at_s):
+            case Wait.ENDED:
+                raise Unreachable("the sidecar has ended; its log says why")
+            case Wait.OVER:
+                raise Unreachable(f"not {'ready' if ready else 'healthy'} after {seconds_text(wait_s)}: {why}")
+        time.sleep(_LOOK_S)
 
 
 def drain(*, as_json: bool = False) -> int:

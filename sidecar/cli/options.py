@@ -27,6 +27,10 @@ def _timeout(shown: str) -> Any:
 Json = Annotated[bool, typer.Option("--json", help="print the answer as JSON; an error, too")]
 TimeoutS = Annotated[float, _timeout("10m")]
 FlushTimeoutS = Annotated[float, _timeout("30s")]
+WaitS = Annotated[
+    float | None,
+    typer.Option("--wait", metavar="DURATION", parser=_seconds, help="wait for that, at most this long, such as 60s"),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 WhileLive = Annotated[bool, typer.Option("--while-live", help="also while a run uses the prefix")]
 StoreAddress = Annotated[str, typer.Argument(metavar="STORE", help="s3://bucket/prefix or file:///path")]

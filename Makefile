@@ -36,7 +36,7 @@ MINUTES ?= 20
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-crowded test-long test-simulation test-python test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference dashboard plots fuzz mutants bench-growth soak
+.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-crowded test-long test-simulation test-python test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference screenshot plots fuzz mutants bench-growth soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -181,11 +181,11 @@ docs: .venv-docs/.installed  ## the documentation as a site in build/site; fails
 reference: $(VENV)/.trainer  ## write the pages that are made of the code: settings, commands, API, metrics, annotations, exit codes
 	$(BIN)/python -m docs_site.reference
 
-dashboard: $(VENV)/.trainer  ## record what the dashboard's queries answer, into benchmarks/results/dashboard.json (prometheus; 3 minutes)
-	$(BIN)/python -m benchmarks.dashboard $(BENCH_ARGS)
-
-plots: $(VENV)/.trainer  ## draw docs/images/*.svg from benchmarks/results/*.json, which BENCH_ARGS='--json FILE' writes
+plots: $(VENV)/.trainer  ## draw docs/images/demo.svg from benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.plots
+
+screenshot: $(VENV)/.trainer  ## take docs/images/page.png anew: the live page beside a real sidecar and training (chromium; a minute)
+	$(BIN)/python -m docs_site.screenshot
 
 .venv-docs/.installed: constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv-docs

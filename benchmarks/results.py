@@ -47,12 +47,6 @@ def conditions() -> dict[str, Any]:
     }
 
 
-def in_words(found: dict[str, Any]) -> str:
-    """Return conditions as one line."""
-    machine, versions = found["machine"], found["versions"]
-    return f"{found['date']} · {machine['cores']} cores, load {found['load']:g} · Python {versions['python']}"
-
-
 def _versions() -> dict[str, str]:
     installed = {}
     for name in PACKAGES:

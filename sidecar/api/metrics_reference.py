@@ -12,11 +12,6 @@ The dashboard and the alerts are in [deploy/monitoring](../deploy/monitoring), t
 [OPERATIONS.md](../OPERATIONS.md#alerts).
 This page is made of the code: `make reference`.
 
-![The dashboard's rows "Pods" and "Training and durations"](images/dashboard-pods.svg)
-
-The second half of the dashboard's panels; the first half is in the [README](../README.md#watch-it). Both are drawn from
-`deploy/monitoring/dashboard.json` and the answers of a real Prometheus, not by Grafana: `make dashboard plots`.
-
 | metric | type | labels | meaning |
 | --- | --- | --- | --- |
 """

@@ -57,6 +57,7 @@ async def test_the_page_says_whether_training_is_safe_and_follows_it(tmp_path: P
         trainer.at(14)
         await page.shows("durable", "Step 10")
         await page.shows("headline", "Training is safe")
+        await page.shows("timeline-count", "1 in the store")
         assert await page.text("sigterm") == "nothing"
         assert "grace" in await page.text("sigterm-more")
         await page.shows("kill", "4 steps")

@@ -10,23 +10,17 @@ import pytest
 from benchmarks import plots, results
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
-DRAWN = sorted(source for source in plots.PICTURES if (results.FOLDER / source).exists())
 
 
-@pytest.mark.parametrize("source", DRAWN)
-def test_committed_pictures_show_the_committed_results(source: str) -> None:
-    drawn = plots.PICTURES[source](*results.read(results.FOLDER / source))
-    assert drawn
-    for name, text in drawn.items():
-        assert (IMAGES / name).read_text() == text, "run: make plots"
-
-
-@pytest.mark.parametrize("source", DRAWN)
-def test_results_carry_date_machine_and_versions(source: str) -> None:
-    conditions, found = results.read(results.FOLDER / source)
-    assert found
+def test_the_committed_picture_shows_the_committed_results() -> None:
+    conditions, outcome = results.read(plots.RESULTS)
+    assert plots.PICTURE.read_text() == plots.demo(outcome), "run: make plots"
     assert {"date", "machine", "load", "versions"} <= conditions.keys()
     assert conditions["versions"]["python"]
+
+
+def test_the_screenshot_is_small() -> None:
+    assert (IMAGES / "page.png").stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("picture", sorted(IMAGES.glob("*.svg")), ids=lambda picture: picture.name)

@@ -49,7 +49,8 @@ function counted(overview) {
   if (state === "reading") return "reading the store…";
   if (folders === null) return "";
   const newest = folders > overview.checkpoints.length ? `, the newest ${overview.checkpoints.length} shown` : "";
-  return `${count(folders)} in the store${newest}`;
+  const present = Math.max(folders, overview.checkpoints.filter((checkpoint) => checkpoint.in_store).length); // the store is listed seldom
+  return `${count(present)} in the store${newest}`;
 }
 
 function drawList(checkpoints, quarantined, nowMs) {

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.dashboard.prometheus import Prometheus
 from tests import servers
 from tests.api.training import Training, training
+from tests.deploy.dashboard.prometheus import Prometheus
 from tests.faults.bucket import NAME as BUCKET
 from tests.faults.plan import Dice, Fault, Kind, nothing
 from tests.faults.proxy import FaultProxy

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dashboard.prometheus import SCRAPE_S, Prometheus
+from tests.deploy.dashboard.prometheus import SCRAPE_S, Prometheus
 
-DASHBOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "deploy/monitoring/dashboard.json").read_text())
+DASHBOARD: dict[str, Any] = json.loads((Path(__file__).parents[3] / "deploy/monitoring/dashboard.json").read_text())
 _LABEL = re.compile(r"\{\{(\w+)\}\}")
 _LABEL_VALUES = re.compile(r"label_values\((.*), (\w+)\)")
 

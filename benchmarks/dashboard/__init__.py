@@ -1,1 +1,0 @@
-"""The Grafana dashboard's own queries, answered by a Prometheus that scrapes real sidecars: ``make dashboard``."""

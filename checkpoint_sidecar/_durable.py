@@ -83,7 +83,7 @@ def durable(
         jit: Save at a termination notice.
         keep: Checkpoints left in the store; ``None``: all.
         grace: The pod's grace period, seconds or such as ``"2m"``; ``None``: the runtime's.
-        settings: Further ``CKPT_*`` settings of hook and sidecar (docs/settings.md).
+        settings: Further ``CKPT_*`` settings of hook and sidecar.
         through: Where the sidecar comes from: the webhook, or a runtime that ``checkpoint-sidecar inject`` has changed.
         pods: The runtime's replicated jobs that train.
         check: Ask the cluster first whether it can do it; needs the right to create pods, else it is left out with a warning.
@@ -119,9 +119,7 @@ def durable(
 def _settings(settings: Mapping[str, object]) -> dict[str, str]:
     for name in settings:
         if not name.startswith("CKPT_"):
-            raise ConfigurationError(
-                f"settings: {name!r} is none of hook or sidecar, which begin with CKPT_ (docs/settings.md)"
-            )
+            raise ConfigurationError(f"settings: {name!r} is none of hook or sidecar, which begin with CKPT_")
     return {name: str(value) for name, value in settings.items()}
 
 

@@ -11,7 +11,7 @@ from trainer_hook.activation.run_command import EXIT_CONFIGURATION, run
 USAGE = """usage: python -m trainer_hook run -- COMMAND [ARGUMENT ...]
 
 Runs a training command (python, torchrun, accelerate launch, …) so that its checkpoints are saved, marked and resumed
-without changing the script. Settings come from CKPT_* in the environment; docs/settings.md lists them.
+without changing the script. Settings come from CKPT_* in the environment; those of neither container are refused.
 """
 
 

@@ -33,7 +33,7 @@ _SENTENCES = {
     "checkpoint_uploading": "{checkpoint} goes to the store",
     "checkpoint_committed": "{checkpoint} is durable, {saved_to_durable_s} s after the trainer finished it",
     "checkpoint_committed_before": "{checkpoint} was downloaded: it is durable already",
-    "checkpoint_quarantined": "{checkpoint} failed verification: {reason}",
+    "checkpoint_found_bad": "{checkpoint} is bad: {reason}",
     "local_checkpoint_deleted": "{checkpoint} leaves the volume: {reason}",
     "resume_download_started": "{checkpoint} is wanted for a resume: {size_bytes:,} bytes",
     "resume_ready": "{checkpoint} is ready to resume from ({source}, every file verified)",

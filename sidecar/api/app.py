@@ -112,7 +112,8 @@ async def checkpoints(
             local, there = views.local_checkpoint(tracked), tracked.name in found
             found[tracked.name] = local.model_copy(update={"in_store": local.in_store or there})
     names = steps_before(newest_first(found, and_final=True), before_step)[:limit]
-    return models.Checkpoints(checkpoints=[found[name] for name in names])
+    bad = services.quarantine.quarantined
+    return models.Checkpoints(checkpoints=[views.judged(found[name], bad) for name in names])
 
 
 @calls.get("/v1/checkpoints/{name}", summary="One checkpoint", responses=responses(404, 503))
@@ -122,7 +123,7 @@ async def checkpoint(services: Running, name: str) -> models.Checkpoint:
         raise Problem(404, "No such checkpoint", f"{name[:80]!r} is no checkpoint's name: checkpoint-<step> or final")
     tracked = services.catalog.get(name)
     if tracked is not None:
-        return views.local_checkpoint(tracked)
+        return views.judged(views.local_checkpoint(tracked), services.quarantine.quarantined)
     for stored in await stored_checkpoints(services, only=name):
         return stored
     raise Problem(404, "No such checkpoint", f"{name} is neither on the volume nor in the store: see ls, or /v1/checkpoints")

@@ -53,7 +53,7 @@ DESCRIPTIONS = (
     Description("predicted_durable_seconds", "gauge", "Predicted seconds from SIGTERM until that checkpoint is durable"),
     Description("grace_seconds", "gauge", "Grace period in seconds"),
     Description("checkpoints", "gauge", "Checkpoints on the volume, by state", ("state",)),
-    Description("quarantined", "gauge", "Committed checkpoints that failed verification"),
+    Description("bad", "gauge", "Checkpoints in the store that failed verification"),
     Description("ranks", "gauge", "Training processes of this pod that hold their lease"),
     Description("trainer_step", "gauge", "Step that the hook reported last; absent without a hook"),
     Description(
@@ -132,7 +132,7 @@ class _Metrics(Collector):
             "throughput_bytes_per_second": services.executor.sent.telling_bytes_per_s(),
             "volume_free_bytes": volume.free_bytes,
             "volume_size_bytes": volume.total_bytes,
-            "quarantined": len(services.quarantine.quarantined),
+            "bad": len(services.quarantine.quarantined),
             "sent_bytes": services.executor.sent_bytes,
             "store_retries": services.executor.retries,
         }

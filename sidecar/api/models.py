@@ -165,7 +165,7 @@ class Status(BaseModel):
     retries: int
     volume: Volume
     rejected: dict[str, str] = Field(description="Local directories that are not valid checkpoints, with reasons")
-    quarantined: dict[str, str] = Field(description="Committed checkpoints that failed verification, with reasons")
+    bad: dict[str, str] = Field(description="Checkpoints in the store that failed verification, with reasons")
 
 
 class Checkpoint(BaseModel):
@@ -173,7 +173,7 @@ class Checkpoint(BaseModel):
 
     name: str
     step: int | None = None
-    state: str
+    state: str = Field(description="bad: it failed verification in the store, and a resume uses an older one")
     reason: str | None = Field(None, description="Reason of its state")
     save_reason: str | None = Field(None, description="periodic, jit, manual or final")
     attempt: str | None = None
@@ -386,5 +386,4 @@ class Overview(BaseModel):
     volume: Volume
     resume: Resume | None
     save: Saving | None = Field(description="The latest save request of this process")
-    quarantined: dict[str, str]
     token_required: bool

@@ -78,7 +78,6 @@ class OverviewService:
             volume=volume,
             resume=_resume(services.resume_service.status()),
             save=views.saving(services, save) if save else None,
-            quarantined=dict(list(services.quarantine.quarantined.items())[:MOST_LISTED]),
             token_required=settings.api_token == "required",  # noqa: S105 - a mode, not a token
         )
 
@@ -93,7 +92,8 @@ class OverviewService:
                 continue
             checkpoint = views.local_checkpoint(local[name])
             shown.append(checkpoint.model_copy(update={"in_store": checkpoint.in_store or name in stored}))
-        return shown
+        bad = self._services.quarantine.quarantined
+        return [views.judged(checkpoint, bad) for checkpoint in shown]
 
     def _durable(self, checkpoints: list[models.Checkpoint]) -> models.Durable | None:
         """Return the newest durable step: this process's, else the newest one of the store."""

@@ -21,7 +21,7 @@ AT_ONCE = 16
 async def stored_checkpoints(
     services: Services, *, only: str | None = None, before_step: int | None = None, limit: int | None = None
 ) -> list[models.Checkpoint]:
-    """Return committed checkpoints, newest first, with the reason why one is quarantined.
+    """Return committed checkpoints, newest first, and those that failed verification as bad.
 
     Args:
         services: Of this sidecar.
@@ -43,11 +43,7 @@ async def stored_checkpoints(
         reading.cancel()
         hint = "where=local lists the volume alone, limit=20 the newest"
         raise Problem(503, "Store not reachable", f"no answer within {PATIENCE_S:.0f} s; {hint}")
-    quarantined = services.quarantine.quarantined
-    return [
-        found.model_copy(update={"reason": f"quarantined: {quarantined[found.name]}"}) if found.name in quarantined else found
-        for found in reading.result()
-    ]
+    return [views.judged(found, services.quarantine.quarantined) for found in reading.result()]
 
 
 async def _read(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from sidecar import __version__
 from sidecar.api import models
 from sidecar.catalog.catalog import Tracked
+from sidecar.core.commit.summary import StoredState
 from sidecar.core.format.manifest import Commit
 from sidecar.core.lifecycle.states import REPORTED, State
 from sidecar.core.schedule.order import upload_order
@@ -46,7 +48,7 @@ def status(services: Services, safety: models.Safety) -> models.Status:
         retries=services.executor.retries,
         volume=volume(services),
         rejected={t.name: t.reason or "" for t in services.catalog.all() if t.state is State.REJECTED},
-        quarantined=services.quarantine.quarantined,
+        bad=services.quarantine.quarantined,
     )
 
 
@@ -149,6 +151,13 @@ def local_checkpoint(tracked: Tracked) -> models.Checkpoint:
         committed_at=rfc3339(tracked.committed_at_s) if tracked.committed_at_s else None,
         **known,
     )
+
+
+def judged(checkpoint: models.Checkpoint, bad: Mapping[str, str]) -> models.Checkpoint:
+    """Return a checkpoint as bad if it is durable and among those that failed verification. ``bad``: reasons, by name."""
+    if checkpoint.state != State.COMMITTED or checkpoint.name not in bad:
+        return checkpoint
+    return checkpoint.model_copy(update={"state": StoredState.BAD.value, "reason": bad[checkpoint.name]})
 
 
 def stored_checkpoint(commit: Commit) -> models.Checkpoint:

@@ -24,7 +24,7 @@ COMMANDS = {
     "push": "store_copies",
     "rm": "store_care",
     "prune": "store_care",
-    "quarantine": "store_care",
+    "bad": "store_care",
     "resume": "checkpoints",
     "flush": "requests",
     "save": "requests",

@@ -80,8 +80,8 @@ def status_text(status: dict[str, Any]) -> str:
     late = [planned for planned in status["flush"] or [] if planned["verdict"] != "fits"]
     lines += [f"{planned['verdict']:<10} {planned['checkpoint']}: {planned['reason']}" for planned in late]
     lines += [f"given up   {name}: {reason}" for name, reason in status["given_up"].items()]
-    for name, reason in {**status["rejected"], **status["quarantined"]}.items():
-        lines.append(f"refused    {name}: {reason}")
+    for state in ("rejected", "bad"):
+        lines += [f"{state:<10} {name}: {reason}" for name, reason in status[state].items()]
     if status["queue"]:
         rows = [[t["checkpoint"], t["state"], _share(t), t["reason"] or ""] for t in status["queue"]]
         lines += ["", table(["CHECKPOINT", "STATE", "SENT", "WHY"], rows)]

@@ -113,8 +113,8 @@ def verification_text(answer: dict[str, Any]) -> str:
         if not checked["problems"]:
             lines.append(f"{name}: verified, {how}: {counted(checked['files'], 'file')}, {size_text(checked['size_bytes'])}")
         lines += [f"{name}: {plain_text(problem['problem'])}" for problem in checked["problems"]]
-        if checked["problems"] and all(problem["kind"] == "quarantined" for problem in checked["problems"]):
-            release = "`checkpoint-sidecar quarantine release` lets a resume try it again"
+        if checked["problems"] and all(problem["kind"] == "bad" for problem in checked["problems"]):
+            release = "`checkpoint-sidecar bad release` lets a resume try it again"
             lines.append(f"{name}: nothing else is wrong now ({how}): {release}")
     return "\n".join(lines)
 
@@ -127,10 +127,10 @@ def plan_text(answer: dict[str, Any]) -> str:
     return table(["PLAN" if answer["dry_run"] else "DONE", "CHECKPOINT", "WHY"], rows) if rows else "no committed checkpoints"
 
 
-def quarantine_text(answer: dict[str, Any]) -> str:
-    """Return the quarantine records of a prefix."""
+def bad_text(answer: dict[str, Any]) -> str:
+    """Return the bad checkpoints of a prefix."""
     rows = []
-    for q in answer["quarantined"]:
+    for q in answer["bad"]:
         applies = "yes" if q["applies"] else "no, of an earlier commit"
         rows.append([text_of(value) for value in (q["checkpoint"], applies, q["at"], q["reason"])])
-    return table(["CHECKPOINT", "APPLIES", "SINCE", "WHY"], rows) if rows else "nothing is quarantined"
+    return table(["CHECKPOINT", "APPLIES", "SINCE", "WHY"], rows) if rows else "no bad checkpoints"

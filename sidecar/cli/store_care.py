@@ -1,4 +1,4 @@
-"""``verify``, ``rm``, ``prune``, ``quarantine``: the checkpoints of a store, checked and cleared by a person."""
+"""``verify``, ``rm``, ``prune``, ``bad``: the checkpoints of a store, checked and cleared by a person."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sidecar.cli.options import (
 )
 from sidecar.cli.output import PROGRAM, print_answer, say
 from sidecar.cli.render import counted
-from sidecar.cli.render_store import plan_text, quarantine_text, verification_text
+from sidecar.cli.render_store import bad_text, plan_text, verification_text
 from sidecar.core.format.readable import size_text
 from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED
 from sidecar.errors import ConfigurationError, RequestRefused
@@ -122,29 +122,29 @@ def prune(
     return print_answer({"store": address.store, **pruning.fields(is_dry=dry_run)}, plan_text, as_json=as_json)
 
 
-quarantine = typer.Typer(rich_markup_mode=None, help="List or release checkpoints that failed verification.")
+bad = typer.Typer(rich_markup_mode=None, help="List or release checkpoints that failed verification.")
 
 
-@quarantine.command("ls")
-def quarantine_ls(store: StoreAddress, as_json: Json = False) -> int:
-    """List the quarantined checkpoints of a store, with the reasons."""
+@bad.command("ls")
+def bad_ls(store: StoreAddress, as_json: Json = False) -> int:
+    """List the bad checkpoints of a store, with the reasons."""
     from sidecar.cli.session import run_in_store
     from sidecar.standalone.quarantines import quarantines
 
     address = store_address(store)
-    found = run_in_store("quarantine ls", address.store, lambda session, _: quarantines(session, checkpoint=address.checkpoint))
-    answer = {"store": address.store, "quarantined": [asdict(record) for record in found]}
-    return print_answer(answer, quarantine_text, as_json=as_json)
+    found = run_in_store("bad ls", address.store, lambda session, _: quarantines(session, checkpoint=address.checkpoint))
+    answer = {"store": address.store, "bad": [asdict(record) for record in found]}
+    return print_answer(answer, bad_text, as_json=as_json)
 
 
-@quarantine.command("release")
-def quarantine_release(checkpoint: CheckpointAddress, as_json: Json = False) -> int:
-    """Let the next resume try a quarantined checkpoint again; it verifies every byte."""
+@bad.command("release")
+def bad_release(checkpoint: CheckpointAddress, as_json: Json = False) -> int:
+    """Let the next resume try a bad checkpoint again; it verifies every byte."""
     from sidecar.cli.session import run_in_store
     from sidecar.standalone.quarantines import release
 
     store, name = checkpoint_address(checkpoint)
-    found = run_in_store("quarantine release", store, lambda session, _: release(session, name))
+    found = run_in_store("bad release", store, lambda session, _: release(session, name))
     answer = {"store": store, "released": [asdict(record) for record in found]}
     return print_answer(answer, lambda _: f"released {name}: the next resume tries it again", as_json=as_json)
 

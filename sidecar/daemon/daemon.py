@@ -252,7 +252,7 @@ class Daemon:
         report = exit_report.exit_report(
             services.catalog,
             services.termination,
-            quarantined=services.quarantine.quarantined,
+            bad=services.quarantine.quarantined,
             unseen=services.inventory.unseen(),
             unfinished=services.inventory.unfinished(trainer_alive=services.pod.trainer_alive()),
             had_hook=services.pod.trainer() is not None,

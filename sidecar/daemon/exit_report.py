@@ -34,7 +34,7 @@ def exit_report(
     catalog: Catalog,
     termination: Termination,
     *,
-    quarantined: dict[str, str],
+    bad: dict[str, str],
     unseen: str | None = None,
     unfinished: dict[str, str],
     had_hook: bool,
@@ -44,7 +44,7 @@ def exit_report(
     Args:
         catalog: All known checkpoints.
         termination: The termination notice, with its time.
-        quarantined: Reasons of committed checkpoints that failed verification, by name.
+        bad: Reasons of checkpoints in the store that failed verification, by name.
         unfinished: Reasons of checkpoints that the trainer did not finish, by name.
         had_hook: Whether a training process on this volume has used the hook.
         unseen: Why a finished checkpoint may be unknown; ``None``: all are known.
@@ -69,7 +69,7 @@ def exit_report(
         "unfinished": unfinished,
         "nothing_saved": not (had_hook or unfinished or unseen or catalog.all() or catalog.newest_durable),
         "rejected": {t.name: t.reason for t in catalog.all() if t.state is State.REJECTED},
-        "quarantined": quarantined,
+        "bad": bad,
     }
 
 
@@ -77,7 +77,11 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
     """Write the log line, the termination message and the file; the file last, because its volume may be full or hang."""
     level = log.info if report["exit_code"] == EXIT_DONE else log.error
     if report["nothing_saved"]:
-        log.warning("nothing_was_saved", reason=NOTHING_SAVED, hint="a loop of your own needs a few lines: docs/trainers.md")
+        log.warning(
+            "nothing_was_saved",
+            reason=NOTHING_SAVED,
+            hint="a loop of your own needs a few lines: trainer_hook.torch.Checkpointer, or trainer_hook.plain without torch",
+        )
     level("exit_report", **{key: report[key] for key in _LOGGED if key not in _IF_ANY or report[key]})
     termination_message.write(_sentence(report))
     content = json.dumps(report, indent=1).encode() + b"\n"

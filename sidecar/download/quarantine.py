@@ -164,7 +164,7 @@ class Quarantine:
         try:
             self._place.publish(json.dumps({name: asdict(known) for name, known in self._known.items()}).encode())
         except OSError as error:
-            log.warning("quarantine_not_written", error=str(error))
+            log.warning("bad_record_not_written", error=str(error))
 
 
 class Sharing:
@@ -213,7 +213,7 @@ class Sharing:
                 await work
         except (StoreError, TimeoutError) as error:
             hint = f"tried again in {SHARE_RETRY_S:.0f} s"
-            log.warning("quarantine_not_shared", of=of, error=str(error) or "no answer", hint=hint)
+            log.warning("bad_records_not_shared", of=of, error=str(error) or "no answer", hint=hint)
             return False
         return True
 
@@ -251,7 +251,7 @@ async def has_obsolete_record(name: str, crc: str, listed: Mapping[str, object],
     except NotFound:
         return False  # released meanwhile
     except ContractError as error:
-        raise KnownBad(f"{name} is quarantined, and its record cannot be read: {error}") from None
+        raise KnownBad(f"{name} is bad, and its record cannot be read: {error}") from None
     if not is_record_in_force(found.missing, listed):
         return True
     by = f"node {found.node}" if found.node is not None else "a node"

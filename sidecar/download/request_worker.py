@@ -335,9 +335,9 @@ class RequestWorker:
             return
         missing = error.key if isinstance(error, MissingObject) else None
         self._quarantine.add(name, crc or UNREADABLE, str(error), missing=missing)
-        repaired = "checkpoint-sidecar quarantine release" if missing is None else "the next resume tries it"
+        repaired = "checkpoint-sidecar bad release" if missing is None else "the next resume tries it"
         hint = f"the next older one is tried; once this one is repaired: {repaired}"
-        self._events.happened("checkpoint_quarantined", level="error", checkpoint=name, reason=str(error), hint=hint)
+        self._events.happened("checkpoint_found_bad", level="error", checkpoint=name, reason=str(error), hint=hint)
         self._pass_over(request, name, str(error))
 
     async def _committed_crc(self, name: str) -> str | None:

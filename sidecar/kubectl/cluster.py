@@ -162,7 +162,7 @@ def _error(arguments: tuple[str, ...], stderr: str) -> SidecarError:
     if "(NotFound)" in stderr:
         return NothingFound(text)
     if "(Forbidden)" in stderr:
-        return ConfigurationError(f"{text}: ask for a role with this right (docs/kubectl.md, Rights)")
+        return ConfigurationError(f"{text}: ask for a role with this right")
     if any(sign in stderr for sign in _UNREACHABLE):
         return ClusterUnreachable(f"{text}: check --context and KUBECONFIG")
     if "context was not found" in stderr or ("context" in stderr and "does not exist" in stderr):

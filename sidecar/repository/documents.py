@@ -129,7 +129,7 @@ class Documents:
         """Return why a commit is incomplete or damaged; ``None``: it is whole. Reads documents and one listing, no data."""
         listing = await self._executor.persistently(self._listing, commit.name)
         if await self.quarantine_reason(commit.name, crc64nvme, listing) is not None:
-            return "it is quarantined"
+            return "it is bad"
         unproven, wrong = await self._compare(commit, listing)
         if wrong or unproven:
             return f"{(wrong or [unproven[0].key])[0]} is missing, or not what was recorded"

@@ -29,7 +29,7 @@ AT_ONCE = 16
 class ProblemKind(StrEnum):
     """Kind of a problem."""
 
-    QUARANTINED = "quarantined"
+    BAD = "bad"
     DOCUMENT = "document"
     """A commit or manifest does not parse, or does not fit the document that names it."""
     MISSING = "missing"
@@ -179,9 +179,9 @@ class Verifier(Documents):
     async def _read_quarantine(self, found: Examined, listing: Mapping[str, Object]) -> None:
         why = await self.quarantine_reason(found.name, found.crc64nvme, listing)
         if why is not None:
-            found.state = StoredState.QUARANTINED
+            found.state = StoredState.BAD
             key = keys.quarantined(found.name, found.crc64nvme)
-            found.problems.append(Problem(key, ProblemKind.QUARANTINED, f"quarantined: {why}"))
+            found.problems.append(Problem(key, ProblemKind.BAD, f"bad: {why}"))
 
     async def _read_manifests(self, found: Examined, commit: Commit) -> None:
         bundle = await bundled_manifests(commit, self._store, self._executor)

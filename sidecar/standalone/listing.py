@@ -115,7 +115,7 @@ class Listing(Documents):
         if stored.commit is None:
             return ListedCheckpoint(summary, StoredState.UNREADABLE, stored)
         is_quarantined = bool(summary.quarantines) and await self.is_quarantined(summary.name, stored.crc64nvme)
-        return ListedCheckpoint(summary, StoredState.QUARANTINED if is_quarantined else StoredState.COMMITTED, stored)
+        return ListedCheckpoint(summary, StoredState.BAD if is_quarantined else StoredState.COMMITTED, stored)
 
     async def _all_objects(self) -> list[tuple[str, int, str]]:
         """Return the objects of all checkpoints. A short listing is one request, and one for ``final``."""

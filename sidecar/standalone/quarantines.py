@@ -40,7 +40,7 @@ async def quarantines(session: StoreSession, *, checkpoint: str | None = None) -
 
 async def _record(session: StoreSession, listed: ListedCheckpoint, key: str) -> QuarantineRecord | None:
     name, commit = listed.summary.name, listed.commit
-    applies = listed.state is StoredState.QUARANTINED and commit is not None and key == keys.quarantined(name, commit.crc64nvme)
+    applies = listed.state is StoredState.BAD and commit is not None and key == keys.quarantined(name, commit.crc64nvme)
     try:
         found = decode(Quarantined, await session.executor.persistently(session.store.get, key), key=key)
     except NotFound:
@@ -59,6 +59,6 @@ async def release(session: StoreSession, checkpoint: str) -> list[QuarantineReco
     """
     found = await quarantines(session, checkpoint=checkpoint)
     if not found:
-        raise NothingFound(f"{session.store.url}/{checkpoint}: it is not quarantined")
+        raise NothingFound(f"{session.store.url}/{checkpoint}: it is not bad")
     await session.executor.persistently(session.store.delete, [record.key for record in found])
     return found

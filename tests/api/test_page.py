@@ -276,7 +276,19 @@ _FAINT = """
 """
 
 
-STATES = ["writing", "rejected", "finished", "uploading", "paused", "uploaded", "committed", "superseded", "lost", "given-up"]
+STATES = [
+    "writing",
+    "rejected",
+    "finished",
+    "uploading",
+    "paused",
+    "uploaded",
+    "committed",
+    "superseded",
+    "lost",
+    "given-up",
+    "bad",
+]
 REASONS = ["periodic", "jit", "manual", "final", None, HOSTILE]
 AT = "2026-01-01T00:00:00.000Z"
 
@@ -321,7 +333,6 @@ def overview_of(known: dict[str, Any], number: int) -> dict[str, Any]:
         "resume": None if number == 9 else resume,
         "flush": planned,
         "termination": {"source": HOSTILE, "at": AT, "grace_seconds": 30.0, "deadline_in_s": -1.0 if odd else 9.0},
-        "quarantined": {"checkpoint-6": HOSTILE},
         "at_risk": risk,
         "volume": {"free_bytes": None, "total_bytes": None} if odd else {"free_bytes": 1, "total_bytes": 2},
         "trainer": {"alive": odd, "ranks": 0, "state": None, "step": None, "updated_at": None, "world_size": None}

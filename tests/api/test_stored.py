@@ -65,14 +65,14 @@ def test_the_newest_before_a_step_are_read_several_at_once(
     asyncio.run(scenario())
 
 
-async def test_a_quarantined_checkpoint_is_listed_with_its_reason(tmp_path: Path) -> None:
+async def test_a_bad_checkpoint_is_listed_as_bad_with_its_reason(tmp_path: Path) -> None:
     store = Distant()
     for step in (10, 20):
         commit_step(store, step, {"m": b"v1"})
     services = runtime_on(store, tmp_path / "volume")
     services.quarantine.add("checkpoint-10", "0" * 16, "m: missing in the store")
     found = await stored_checkpoints(services)
-    assert [(each.name, each.reason) for each in found] == [
-        ("checkpoint-20", None),
-        ("checkpoint-10", "quarantined: m: missing in the store"),
+    assert [(each.name, each.state, each.reason) for each in found] == [
+        ("checkpoint-20", "committed", None),
+        ("checkpoint-10", "bad", "m: missing in the store"),
     ]

@@ -300,7 +300,7 @@ def test_what_cannot_be_held_and_is_deleted_is_lost_and_stays_reported(unlinkabl
         for _ in range(2):
             await services.scanner.scan()
             assert state_of(services, "checkpoint-1") is State.LOST
-        written = exit_report(services.catalog, services.termination, quarantined={}, unfinished={}, had_hook=True)
+        written = exit_report(services.catalog, services.termination, bad={}, unfinished={}, had_hook=True)
         assert written["exit_code"] == EXIT_GIVEN_UP
         assert [entry["checkpoint"] for entry in written["given_up"]] == ["checkpoint-1"]
         write_checkpoint(unlinkable, "checkpoint-1", {"a": b"x"}, {})

@@ -44,9 +44,7 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return re.findall(r"^  (?:-\w, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("command", "is_newest"), [("pull", True), ("verify", True), ("rm", False), ("quarantine release", False)]
-)
+@pytest.mark.parametrize(("command", "is_newest"), [("pull", True), ("verify", True), ("rm", False), ("bad release", False)])
 def test_only_commands_that_take_a_prefix_offer_its_newest_checkpoint(
     command: str, is_newest: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,7 +95,7 @@ def status(**risk: float | None) -> dict[str, Any]:
         "volume": {"free_bytes": 1, "total_bytes": 2},
         "termination": None,
         "flush": None,
-    } | {name: {} for name in ("given_up", "rejected", "quarantined", "queue")}
+    } | {name: {} for name in ("given_up", "rejected", "bad", "queue")}
 
 
 @pytest.mark.parametrize(("ranks", "text"), [(0, "0 ranks"), (1, "1 rank"), (2, "2 ranks")])

@@ -343,10 +343,14 @@ def test_a_commit_made_anew_ends_the_quarantine_of_its_name(store: dict[str, str
     with sidecar(tmp_path / "volume", store | {"CKPT_RESUME": "on-demand"}) as running:
         running.ready()
         assert running.resume()["state"] == "none"
-        assert set(running.status()["quarantined"]) == {"checkpoint-1"}
+        [(name, why)] = running.status()["bad"].items()
+        assert f"bad        {name}: {why}" in running.command("status").stdout
+        assert [line.split()[:2] for line in running.command("ls").stdout.splitlines()[1:]] == [[name, "bad"]]
+        assert running.call("GET", f"/v1/checkpoints/{name}")["state"] == "bad"
+        assert {c["state"] for c in running.call("GET", "/v1/overview")["checkpoints"]} <= {"bad"}
         write_checkpoint(running.volume, "checkpoint-1", {"a": b"good"}, {})
         running.committed("checkpoint-1")
-        until(lambda: running.status()["quarantined"] == {})
+        until(lambda: running.status()["bad"] == {})
         running.kill()
     with sidecar(tmp_path / "volume", store | {"CKPT_RESUME": "off"}) as running:
-        assert running.up().status()["quarantined"] == {}
+        assert running.up().status()["bad"] == {}

@@ -44,7 +44,7 @@ def test_seconds_of_damage_on_the_way_down_cost_no_checkpoint(moto_bucket: Bucke
         answer = running.resume()
         assert (answer["state"], answer["checkpoint"]) == ("ready", "checkpoint-5"), answer
         assert contents(running.volume / "checkpoint-5") == files
-        assert running.status()["quarantined"] == {}
+        assert running.status()["bad"] == {}
         proxy.plan = lambda _: None
     assert began_s[-1] - began_s[0] > DAMAGE_S, "it was damaged for as long"
     assert len([at_s for at_s in began_s if at_s - began_s[0] < DAMAGE_S]) < 60, "and it was not asked for without pause"

@@ -97,7 +97,7 @@ def test_damage_in_the_store_is_found_at_resume_and_the_older_step_is_taken(
         with sidecar(tmp_path / "new-volume", moto_bucket.settings(endpoint)) as running:
             answer = running.up().resume()
             assert answer["checkpoint"] == "checkpoint-1"
-            assert NAME in running.status()["quarantined"]
+            assert NAME in running.status()["bad"]
             assert contents(running.volume / "checkpoint-1") == files
 
 

@@ -56,7 +56,7 @@ def resume(bucket: Bucket, proxy: FaultProxy, volume: Path) -> None:
         answer = running.resume()
         assert (answer["checkpoint"], answer["source"]) == (NAME, "store"), answer
         assert contents(volume / NAME) == checkpoint_files()
-        assert running.status()["quarantined"] == {}
+        assert running.status()["bad"] == {}
 
 
 @pytest.mark.parametrize("kind", [*IN_ANY_REQUEST, *IN_UPLOADS])

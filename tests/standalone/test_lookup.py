@@ -53,28 +53,28 @@ def test_a_checkpoint_that_was_copied_to_another_name_is_told_as_what_it_is(loca
     assert "checkpoint-35/.complete: says that it is the commit of checkpoint-20" in local.out
 
 
-def test_a_quarantined_step_is_shown_passed_over_and_released(person: Person, pushed: Any, tmp_path: Path) -> None:
+def test_a_bad_step_is_shown_as_bad_not_pulled_and_released(person: Person, pushed: Any, tmp_path: Path) -> None:
     pushed(person, 10, 20)
     with person.store() as store:
         crc = checksum.text_of(store.get("checkpoint-20/.complete"))
         reason = "model: crc64nvme \x1b[31mred"
         key = keys.quarantined("checkpoint-20", crc)
         store.put(key, encode(Quarantined(commit_crc64nvme=crc, reason=reason, at="2026-03-01T12:00:00Z", node="0")))
-    assert [c["state"] for c in person.json("ls", person.url)["checkpoints"]] == ["quarantined", "committed"]
-    found = person.json("quarantine", "ls", person.url)["quarantined"]
+    assert [c["state"] for c in person.json("ls", person.url)["checkpoints"]] == ["bad", "committed"]
+    found = person.json("bad", "ls", person.url)["bad"]
     assert [(q["checkpoint"], q["applies"], q["reason"]) for q in found] == [("checkpoint-20", True, reason)]
-    assert person.run("quarantine", "ls", person.url) == 0
+    assert person.run("bad", "ls", person.url) == 0
     assert "\x1b" not in person.out
     assert "\\x1b[31mred" in person.out
-    assert person.json("show", person.at("checkpoint-20"))["state"] == "quarantined"
+    assert person.json("show", person.at("checkpoint-20"))["state"] == "bad"
     pulled = person.json("pull", person.url, str(tmp_path / "laptop"), code=8)
     assert pulled["checkpoint"] == "checkpoint-10"
     assert [p["checkpoint"] for p in pulled["passed_over"]] == ["checkpoint-20"]
     assert person.run("pull", person.at("checkpoint-20"), str(tmp_path / "named")) == 8
     assert person.run("verify", person.at("checkpoint-20")) == 8
-    assert "nothing else is wrong now (every byte): `checkpoint-sidecar quarantine release`" in person.out
-    assert person.run("quarantine", "release", person.at("checkpoint-20")) == 0
-    assert person.run("quarantine", "release", person.at("checkpoint-20")) == 5
+    assert "nothing else is wrong now (every byte): `checkpoint-sidecar bad release`" in person.out
+    assert person.run("bad", "release", person.at("checkpoint-20")) == 0
+    assert person.run("bad", "release", person.at("checkpoint-20")) == 5
     assert person.run("verify", person.at("checkpoint-20")) == 0
 
 
@@ -87,15 +87,15 @@ def test_a_quarantine_for_a_missing_object_is_over_when_the_object_is_there(pers
 
     def states() -> tuple[str, str, bool]:
         [listed] = person.json("ls", person.url)["checkpoints"]
-        [found] = person.json("quarantine", "ls", person.url)["quarantined"]
+        [found] = person.json("bad", "ls", person.url)["bad"]
         return listed["state"], person.json("show", person.at("checkpoint-20"))["state"], found["applies"]
 
     assert states() == ("committed", "committed", False)
     assert person.run("verify", person.at("checkpoint-20")) == 0
     with person.store() as store:
         store.delete(["checkpoint-20/sub/optimizer.pt"])
-    assert states() == ("quarantined", "quarantined", True)
-    assert [kind for kind, _ in problems(person, person.at("checkpoint-20"))] == ["quarantined", "missing"]
+    assert states() == ("bad", "bad", True)
+    assert [kind for kind, _ in problems(person, person.at("checkpoint-20"))] == ["bad", "missing"]
 
 
 def test_an_archived_object_is_named_and_counts_as_no_damage_of_the_store(person_of: Any, pushed: Any, tmp_path: Path) -> None:

@@ -61,5 +61,5 @@ def _report(began_s: float, pid: int) -> None:
                 return
     warn(
         "nothing was saved: the script used no training library that the hook knows, and not trainer_hook itself: "
-        "see docs/trainers.md"
+        "a loop of your own needs a few lines of trainer_hook.torch.Checkpointer, or of trainer_hook.plain without torch"
     )

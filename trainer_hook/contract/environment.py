@@ -57,8 +57,8 @@ SIDECAR_SETTINGS = SHARED_SETTINGS | {
 KNOWN_SETTINGS = HOOK_SETTINGS | SIDECAR_SETTINGS
 """A pod template may set the variables of both containers in each."""
 REMOVED_SETTINGS = {
-    "CKPT_RESUME_FOREIGN": "bring a checkpoint of another system to a new prefix once, as OPERATIONS.md says "
-    "(From the Kubeflow SDK's S3 checkpoints)"
+    "CKPT_RESUME_FOREIGN": "bring a checkpoint of another system to a new prefix once: make an empty .complete in its folder, "
+    "then 'checkpoint-sidecar push FOLDER STORE'"
 }
 """Variables of earlier versions, with a replacement. Set to "off", they are ignored."""
 
@@ -80,7 +80,7 @@ def check_settings(environ: Mapping[str, str]) -> None:
             import difflib
 
             near = difflib.get_close_matches(name, KNOWN_SETTINGS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see docs/settings.md"
+            hint = f"did you mean {near[0]}?" if near else "no setting has a similar name; remove it"
             raise ContractError(f"{name} is not a setting: {hint}")
 
 

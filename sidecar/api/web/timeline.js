@@ -17,7 +17,7 @@ const STATES = {
   lost: "lost",
   "given-up": "given up",
 };
-const KINDS = { committed: "good", rejected: "bad", lost: "bad", "given-up": "bad", superseded: "past" };
+const KINDS = { committed: "good", rejected: "bad", bad: "bad", lost: "bad", "given-up": "bad", superseded: "past" };
 
 const rows = new Map();
 let isOpen = false;
@@ -39,7 +39,7 @@ export function draw(overview, nowMs) {
   text(at("more"), isOpen ? "Show fewer" : `Show ${all.length - first} more`);
   attribute(at("more"), "aria-expanded", isOpen);
   text(at("timeline-count"), counted(overview));
-  drawList(shown, overview.quarantined, nowMs);
+  drawList(shown, nowMs);
   drawStrip(all, nowMs);
 }
 
@@ -53,7 +53,7 @@ function counted(overview) {
   return `${count(present)} in the store${newest}`;
 }
 
-function drawList(checkpoints, quarantined, nowMs) {
+function drawList(checkpoints, nowMs) {
   const list = at("list");
   const names = new Set(checkpoints.map((checkpoint) => checkpoint.name));
   for (const [name, row] of rows) {
@@ -65,7 +65,7 @@ function drawList(checkpoints, quarantined, nowMs) {
   checkpoints.forEach((checkpoint, index) => {
     const row = rows.get(checkpoint.name) ?? newRow(checkpoint.name);
     if (list.children[index] !== row.node) list.insertBefore(row.node, list.children[index] ?? null);
-    fill(row, checkpoint, quarantined[checkpoint.name], nowMs);
+    fill(row, checkpoint, nowMs);
   });
 }
 
@@ -95,25 +95,25 @@ function newRow(name) {
   return row;
 }
 
-function fill(row, checkpoint, quarantine, nowMs) {
+function fill(row, checkpoint, nowMs) {
   const created = epochMs(checkpoint.created_at);
   const committed = epochMs(checkpoint.committed_at);
   const isSending = ["uploading", "paused", "finished"].includes(checkpoint.state) && checkpoint.size_bytes > 0;
   const share = isSending ? (checkpoint.sent_bytes ?? 0) / checkpoint.size_bytes : 0;
-  row.node.dataset.kind = quarantine ? "bad" : (KINDS[checkpoint.state] ?? "going");
+  row.node.dataset.kind = KINDS[checkpoint.state] ?? "going";
   row.node.dataset.why = checkpoint.save_reason ?? "";
   text(row.name, checkpoint.step === null || checkpoint.name === "final" ? checkpoint.name : `Step ${count(checkpoint.step)}`);
   text(row.why, REASONS[checkpoint.save_reason] ?? "");
   show(row.why, checkpoint.save_reason in REASONS);
-  text(row.state, quarantine ? "failed verification" : fate(checkpoint, created, committed, share));
+  text(row.state, fate(checkpoint, created, committed, share));
   text(row.when, created === null ? "" : `saved ${ago((nowMs - created) / 1000)}`);
   show(row.when, created !== null);
   attribute(row.when, "title", created === null ? null : moment(created, nowMs));
   text(row.size, [checkpoint.size_bytes === null ? "" : bytes(checkpoint.size_bytes), place(checkpoint)].filter(Boolean).join(" · "));
   show(row.bar, isSending && checkpoint.state !== "finished");
   progress(row.bar, share, `${Math.floor(share * 100)} %`);
-  text(row.detail, quarantine ?? checkpoint.reason ?? "");
-  show(row.detail, Boolean(quarantine ?? checkpoint.reason));
+  text(row.detail, checkpoint.reason ?? "");
+  show(row.detail, Boolean(checkpoint.reason));
 }
 
 function fate(checkpoint, created, committed, share) {

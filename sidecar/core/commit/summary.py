@@ -18,7 +18,7 @@ class StoredState(StrEnum):
     """State of a checkpoint in the store."""
 
     COMMITTED = "committed"
-    QUARANTINED = "quarantined"
+    BAD = "bad"
     """It is committed, and its commit failed verification."""
     UNREADABLE = "unreadable"
     """Its commit cannot be used: it does not parse, or an archive has it."""
@@ -54,7 +54,7 @@ class Summary:
 
     @property
     def state(self) -> StoredState:
-        """The state, as far as a listing shows it: never ``QUARANTINED`` or ``UNREADABLE``."""
+        """The state, as far as a listing shows it: never ``BAD`` or ``UNREADABLE``."""
         if self.is_committed:
             return StoredState.COMMITTED
         is_foreign = not self.has_documents and not self.is_marked_incomplete

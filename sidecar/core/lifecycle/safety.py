@@ -198,7 +198,7 @@ def _worries(facts: Facts) -> Iterator[tuple[Level, str]]:
     if facts.quarantined:
         yield (
             Level.ATTENTION,
-            f"{_checkpoints(facts.quarantined)} in the store failed verification; older ones are used instead",
+            f"{_checkpoints(facts.quarantined)} in the store failed verification (bad); older ones are used instead",
         )
 
 

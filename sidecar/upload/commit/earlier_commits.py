@@ -164,4 +164,4 @@ class EarlierCommits:
         gone = [key for key in damaged if not await self._executor.persistently(lambda key=key: list(self._store.list(key)))]
         reason = f"{damaged[0]}: {'missing in the store' if gone else 'not the object that its writer recorded'}"
         self._findings.add(name, stored.crc64nvme, reason, missing=damaged[0] if gone == damaged else None)
-        self._events.happened("checkpoint_quarantined", level="error", checkpoint=name, reason=reason, hint=_HINT)
+        self._events.happened("checkpoint_found_bad", level="error", checkpoint=name, reason=reason, hint=_HINT)

@@ -155,7 +155,7 @@ def test_the_systems_files_lie_in_the_systems_directory() -> None:
     ("variable", "message"),
     [
         ("CKPT_STOER", "CKPT_STOER is not a setting: did you mean CKPT_STORE?"),
-        ("CKPT_XYZZY_QUX", "see docs/settings.md"),
+        ("CKPT_XYZZY_QUX", "no setting has a similar name; remove it"),
         ("CKPT_RESUME_FOREIGN", "is not a setting any more: bring a checkpoint"),
     ],
 )

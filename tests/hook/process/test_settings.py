@@ -89,7 +89,7 @@ def test_the_strategy_follows_from_what_is_set(given: dict[str, str], strategy: 
     ("name", "value", "said"),
     [
         ("CKPT_SAVE_STEP", "5", "did you mean CKPT_SAVE_STEPS?"),
-        ("CKPT_XYZZY_PLUGH_FOO", "5", "docs/settings.md"),
+        ("CKPT_XYZZY_PLUGH_FOO", "5", "no setting has a similar name"),
         ("CKPT_SAVE_STEPS", "0", "a whole number from 1 on"),
         ("CKPT_SAVE_STEPS", "1e3", "a whole number from 1 on"),
         ("CKPT_SAVE_STEPS", "²", "a whole number from 1 on"),

@@ -219,7 +219,7 @@ CASES = [
     raw_commit("compressed", lambda _, raw: gzip.compress(raw)),
     raw_manifest("compressed", lambda _, raw: gzip.compress(raw)),
     raw_manifest("deep", lambda *_: DEEP),
-    raw_commit("quarantine that is no record", with_unreadable_quarantine, "is quarantined, and its record cannot be read"),
+    raw_commit("quarantine that is no record", with_unreadable_quarantine, "is bad, and its record cannot be read"),
 ]
 
 

@@ -55,9 +55,9 @@ def check_one_is_used(running: Sidecar, cases: Sequence[Case]) -> None:
         assert len(text) < 3000
     assert contents(running.volume / f"checkpoint-{WHOLE}") == {"model": content_of(WHOLE)}
     assert {path.name for path in running.volume.iterdir()} == {".ckpt", f"checkpoint-{WHOLE}"}
-    told = {event["checkpoint"] for event in running.events("checkpoint_quarantined")}
+    told = {event["checkpoint"] for event in running.events("checkpoint_found_bad")}
     told |= {event["checkpoint"] for event in running.events("checkpoint_passed_over")}
-    quarantined_before = {f"checkpoint-{FIRST + n}" for n, case in enumerate(cases) if "is quarantined" in case.says}
+    quarantined_before = {f"checkpoint-{FIRST + n}" for n, case in enumerate(cases) if "is bad" in case.says}
     assert told | quarantined_before == {f"checkpoint-{FIRST + n}" for n in range(len(cases))}
     # It lives, and goes on.
     write_checkpoint(running.volume, "checkpoint-100000", {"model": b"new"}, {})

@@ -369,6 +369,6 @@ def test_the_termination_message_names_the_rejected_one_and_its_reason(tmp_path:
     monkeypatch.setattr(termination_message, "FILE", message)
     catalog = Catalog(Events())
     catalog.rejected("checkpoint-20", "1-1-1", "'a\\tb' has a control character", marked_at_s=1.0)
-    written = exit_report.exit_report(catalog, Termination(volume, grace_s=1.0), quarantined={}, unfinished={}, had_hook=True)
+    written = exit_report.exit_report(catalog, Termination(volume, grace_s=1.0), bad={}, unfinished={}, had_hook=True)
     exit_report.write(volume, written)
     assert "not in the store: checkpoint-20 ('a\\tb' has a control character)" in message.read_text()

@@ -135,7 +135,7 @@ def test_a_truncated_object_quarantines_its_step_and_the_older_one_is_used(fille
         [passed] = answer["passed_over"]
         assert passed["checkpoint"] == "checkpoint-20"
         assert "model.safetensors: 4999 bytes in the store, its writer recorded 5000" in passed["reason"]
-        assert "checkpoint-20" in running.status()["quarantined"]
+        assert "checkpoint-20" in running.status()["bad"]
 
 
 def test_swapped_objects_of_equal_size_are_found_out(filled: Place, tmp_path: Path) -> None:

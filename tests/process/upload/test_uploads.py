@@ -285,7 +285,7 @@ def test_with_skip_an_older_step_that_was_damaged_is_superseded_and_the_next_pod
         until(lambda: [key for key in place.keys("checkpoint-10/") if "quarantine" in key], what=lambda: place.keys())
         assert running.terminate() == 0
         assert running.report["newest_durable_step"] == 20
-        assert "checkpoint-10" in running.report["quarantined"]
+        assert "checkpoint-10" in running.report["bad"]
     with sidecar(tmp_path / "next", place.settings | {"CKPT_RESUME": "on-demand"}) as running:
         running.ready()
         assert running.resume()["checkpoint"] == "checkpoint-20"

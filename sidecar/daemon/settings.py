@@ -147,7 +147,7 @@ class Settings(BaseSettings):
     adapt to throughput and to SlowDown. Small requests are as many as fill a round trip, and more while some wait for a late
     answer."""
     part_size: Annotated[Bytes, Field(ge=5 << 20, le=5 << 30)] | None = None
-    """Bytes per multipart part; larger where the file would exceed the store's maximum number of parts. None: 16 to 64 MiB;
+    """Bytes per multipart part; larger where the file would exceed the store's maximum number of parts. None: 16Mi to 64Mi;
     64 for large files if the store answers at once, less if the link takes longer than a quarter of a second for that."""
 
     resume: Literal["eager", "on-demand", "off"] = "eager"

@@ -11,6 +11,7 @@ from sidecar.api.safety import safety_now
 from sidecar.api.store_history import StoreHistory
 from sidecar.catalog.catalog import Tracked
 from sidecar.core.commit.resume import newest_first
+from sidecar.core.commit.summary import StoredState
 from sidecar.daemon.services import Services
 from sidecar.download.request import ResumeState, ResumeStatus
 from sidecar.transfer.executor import StoreExecutor
@@ -102,7 +103,8 @@ class OverviewService:
             own = views.local_checkpoint(newest)
             is_ours = newest.checkpoint is None or newest.checkpoint.restored_from is None
             return _durable(own, by_this_pod=is_ours)
-        stored = [c for c in checkpoints if c.in_store and c.step is not None and step_of(c.name) is not None]
+        whole = [c for c in checkpoints if c.in_store and c.state != StoredState.BAD.value]
+        stored = [c for c in whole if c.step is not None and step_of(c.name) is not None]
         return _durable(stored[0], by_this_pod=False) if stored else None
 
 

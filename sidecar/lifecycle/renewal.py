@@ -45,7 +45,8 @@ class Renewal:
             except StoreError as error:
                 failures = failures + 1 if tick - failed_at <= 2 * CHECK_S else 1
                 failed_at = tick
-                if failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: an outage of a day must not fill the log
+                # The 1st, 2nd, 4th, 8th, and none while the log says of the store itself that it is away.
+                if failures.bit_count() == 1 and not self._executor.waits_for_store:
                     log.warning("no_heartbeat", error=str(error), failures=failures)
 
     async def renew(self, tick: int) -> None:

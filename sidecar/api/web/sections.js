@@ -62,7 +62,7 @@ function drawAnswer(overview) {
   show(at("reasons"), reasons.length > 0);
   // Once the pod is ending, it is too late for advice on settings.
   const advice = overview.degraded_reason ?? overview.lease.reason ?? (overview.termination === null ? overview.at_risk.advice : null);
-  text(at("advice"), advice ? advice[0].toUpperCase() + advice.slice(1) : "");
+  text(at("advice"), advice && !/^\w+:\/\//.test(advice) ? advice[0].toUpperCase() + advice.slice(1) : advice ?? "");
   show(at("advice"), Boolean(advice));
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
 import structlog
@@ -27,13 +28,29 @@ async def run_forever(name: str, service: Callable[[], Coroutine[Any, Any, None]
         await asyncio.sleep(RESTART_AFTER_S)
 
 
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Yield an ``asyncio.TaskGroup`` that raises the first error of its tasks itself.
+
+    Callers need no ``except*``: up to Python 3.11.3 what is raised inside of it reaches nobody but as a group (gh-103590).
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        error = _first_error(errors)
+    else:
+        return
+    raise error  # out here it keeps the cause and the context that it had
+
+
 async def run_together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run coroutines as tasks until one fails or the caller is cancelled; then all are cancelled.
 
     Raises:
-        ExceptionGroup: Exceptions of the failed coroutines.
+        Exception: The first one of a coroutine.
     """
-    async with asyncio.TaskGroup() as group:
+    async with task_group() as group:
         for coroutine in coroutines:
             group.create_task(coroutine)
 
@@ -71,8 +88,7 @@ async def in_running_time(seconds: float | None, waiting: Coroutine[Any, Any, T]
             await asyncio.wait({task})
 
 
-def first_error(group: BaseException) -> BaseException:
-    """Return the first exception inside nested groups."""
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
+def _first_error(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -43,6 +43,18 @@ def functions() -> dict[str, int]:
     return found
 
 
+def test_no_error_reaches_its_caller_in_a_group() -> None:
+    """Up to Python 3.11.3, which Debian has, what is raised inside ``except*`` reaches nobody but as a group."""
+    groups = [
+        f"{path}:{node.lineno}"
+        for path, text in modules().items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.TryStar)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("TaskGroup") and path != "sidecar/tasks.py")
+    ]
+    assert not groups, "use sidecar.tasks.task_group and except"
+
+
 def lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     assert function.end_lineno is not None
     count = function.end_lineno - function.lineno + 1

@@ -25,6 +25,31 @@ async def test_a_service_that_fails_is_started_again(monkeypatch: pytest.MonkeyP
         await tasks.run_forever("service", service)
 
 
+async def test_the_error_of_a_task_reaches_the_caller_itself_with_its_cause() -> None:
+    async def fail(text: str) -> None:
+        try:
+            int(text)
+        except ValueError as error:
+            raise OSError(text) from error
+
+    async def run_together() -> None:
+        await tasks.run_together([fail("first"), asyncio.Event().wait(), fail("second")])  # type: ignore[list-item]
+
+    with pytest.raises(OSError, match="first") as raised:
+        await tasks.run_together([run_together()])
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_cancelled_caller_of_tasks_is_cancelled() -> None:
+    waiting = asyncio.create_task(tasks.run_together([asyncio.Event().wait()]))  # type: ignore[list-item]
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert len(asyncio.all_tasks()) == 1
+
+
 async def answered_after(seconds: float) -> str:
     await asyncio.to_thread(time.sleep, seconds)
     return "answer"

@@ -37,7 +37,7 @@ from sidecar.lifecycle.spot import SpotWatch
 from sidecar.lifecycle.trainer_saves import TrainerSaves
 from sidecar.repository.documents import Documents
 from sidecar.store.protocol import Store
-from sidecar.tasks import first_error, run_forever, run_together
+from sidecar.tasks import run_forever, run_together
 from sidecar.thread_pool import ThreadPool
 from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Place
@@ -103,9 +103,9 @@ class Daemon:
                     task.result()
             code = await self._finish()
             await _end_calls(servers, api)
-        except* SidecarError as group:
-            raise first_error(group) from None
-        except* Exception:
+        except SidecarError:
+            raise
+        except Exception:
             log.exception("sidecar_failed")
             await self._finish()
             raise

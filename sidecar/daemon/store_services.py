@@ -57,7 +57,7 @@ async def use_store(services: Services) -> None:
     """
     try:
         await _use_store(services)
-    except* Fenced:  # at the start; later, a task of its own waits for it
+    except Fenced:  # at the start; later, a task of its own waits for it
         _on_fenced(services)
 
 

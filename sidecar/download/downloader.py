@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sidecar.core.commit.damage import FULL_PATIENCE_S, SHORT_PATIENCE_S
-from sidecar.core.commit.resume import MissingObject
 from sidecar.core.format.manifest import FileEntry
 from sidecar.core.format.obstacles import same_but_for_case, unstorable
 from sidecar.download.incoming import PARTIAL, drop_others, give_space_back, require_space
@@ -19,9 +18,8 @@ from sidecar.download.offers import Offer, Offers
 from sidecar.download.partial_file import holds
 from sidecar.download.patience import Patience
 from sidecar.download.range_fetcher import RangeFetcher
-from sidecar.errors import CorruptObject, NotFound, Stopped, StoreError
+from sidecar.errors import CorruptObject, NotFound
 from sidecar.store.protocol import Store
-from sidecar.tasks import first_error
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.volume.boot import boot_id
 from sidecar.volume.files import FULL
@@ -102,12 +100,11 @@ class Downloader(Offers):
         fetching = RangeFetcher(self._store, self._executor, self._volume.incoming / PARTIAL, progress.add, on_damage)
         try:
             await fetching.fetch(entries, incoming)
-        except* (StoreError, MissingObject, OSError, Stopped) as group:
-            error = first_error(group)
-            if isinstance(error, OSError) and error.errno in FULL:
+        except OSError as error:
+            if error.errno in FULL:
                 await fetching.end()
                 await asyncio.to_thread(give_space_back, self._volume, offer.name)
-            raise error from None
+            raise
         finally:
             await fetching.end()
         await asyncio.to_thread(_check_apart, incoming, entries)

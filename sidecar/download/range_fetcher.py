@@ -18,6 +18,7 @@ from sidecar.download.partial_file import PartialFile, holds, write_at
 from sidecar.errors import CorruptObject, NotFound, Stopped
 from sidecar.store.protocol import Readable, Store
 from sidecar.store.slice import BLOCK_BYTES
+from sidecar.tasks import task_group
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.request_batch import OVERTAKEN_AFTER_S, RequestBatch
 from sidecar.volume.descriptors import opened
@@ -78,7 +79,7 @@ class RangeFetcher:
         small, large = deque[FileEntry](), deque[FileEntry]()
         for entry in entries:
             (small if entry.size_bytes <= LARGE_BYTES else large).append(entry)
-        async with asyncio.TaskGroup() as workers:
+        async with task_group() as workers:
             for _ in range(min(LARGE_AT_ONCE, len(large))):
                 workers.create_task(self._fetch_large_files(large, place))
             for _ in range(min(FILES_AT_ONCE, self._executor.small.threads, len(small))):
@@ -190,7 +191,7 @@ class RangeFetcher:
     async def _fetch_missing(self, partial: PartialFile) -> CorruptObject | NotFound | None:
         """Fetch all missing ranges. Returns the damage of one, if any; no range is in flight then."""
         damaged: list[Damaged] = []
-        async with asyncio.TaskGroup() as ranges:
+        async with task_group() as ranges:
             for offset, length in partial.missing():
                 await self._large.acquire()
                 if damaged:

@@ -6,7 +6,6 @@ order of the queue: a newer checkpoint preempts the others at once, and the link
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ import structlog
 from sidecar.catalog.catalog import Tracked
 from sidecar.core.schedule.order import superseded
 from sidecar.errors import Fenced, NeverDurable, StoreError
+from sidecar.tasks import task_group
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
 from sidecar.upload.early.early_upload import EarlyUploads
@@ -55,7 +55,7 @@ class Uploader:
             transfer.close()
         self._queue.active.clear()
         self._dispatcher = Dispatcher(self._context.executor)
-        async with asyncio.TaskGroup() as tasks:
+        async with task_group() as tasks:
             tasks.create_task(self._early.run())
             tasks.create_task(self._replan())
             await self.upload(tasks)

@@ -28,6 +28,7 @@ from sidecar.store.s3.attempt import Call
 from sidecar.store.s3.errors import code_of
 from sidecar.store.s3.hedged import OPERATION
 from sidecar.store.s3.transport import limits
+from sidecar.tasks import task_group
 
 COPY_BYTES = 5 << 30
 """Maximum size of a copy in one request. Source: S3 API reference, "CopyObject"."""
@@ -161,14 +162,14 @@ class Control:
             return Part(number, last - first + 1, _etag(answer.get("CopyPartResult", {})))
 
         try:
-            async with asyncio.TaskGroup() as copies:
+            async with task_group() as copies:
                 numbers = range(1, -(-size_bytes // COPY_PART_BYTES) + 1)
                 parts = [copies.create_task(copied(number)) for number in numbers]
             joined = await self.complete(target, upload_id, [part.result() for part in parts])
-        except BaseException as error:
+        except BaseException:
             with suppress(Exception):  # the first error matters; the orphan upload is swept later
                 await self.abort(target, upload_id)
-            raise (error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error) from None
+            raise
         if not joined:
             raise IncompleteDocument("CompleteMultipartUpload: a copy without an ETag")
         return joined

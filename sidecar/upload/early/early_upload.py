@@ -18,7 +18,7 @@ from sidecar.core.format.key_limits import impossible_key
 from sidecar.core.lifecycle.states import PENDING, WANTED
 from sidecar.core.schedule.order import Waiting
 from sidecar.errors import Fenced, SidecarError, StoreError
-from sidecar.tasks import within
+from sidecar.tasks import task_group, within
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.context import UploadContext
 from sidecar.upload.early.handover import Handover
@@ -153,7 +153,7 @@ class EarlyUploads:
         for early in self._known.values():  # of a run that failed
             early.transfer, early.asked = None, early.allowed is not None
             early.send_again()
-        async with asyncio.TaskGroup() as watchers:
+        async with task_group() as watchers:
             while True:
                 began_s = time.monotonic()
                 try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from contextvars import Context, copy_context
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.daemon import Daemon
 from sidecar.errors import ConfigurationError
+from sidecar.tasks import task_group
 from sidecar.volume.retry import retried
 from sidecar.volume.watch import Hints
 from tests.simulation.job import reader
@@ -63,16 +63,16 @@ class Life(Process):
         await retried(daemon._prepare_volume)
         await retried(daemon._begin_run)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with task_group() as tasks:
                 for work in daemon._tasks():
                     tasks.create_task(work)
                 tasks.create_task(self._audit())
                 tasks.create_task(self._until_done())
-        except* ConfigurationError:
+        except ConfigurationError:
             self.pod.refused()
-        except* _Ended:
+        except _Ended:
             pass
-        except* Exception:
+        except Exception:
             self.pod.world.violate(f"{self} ends with an error: {traceback.format_exc()[-1500:]}")
 
     async def _until_done(self) -> None:

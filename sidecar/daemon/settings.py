@@ -76,8 +76,8 @@ class Settings(BaseSettings):
     """``s3://bucket/prefix`` or ``file:///path``; one run per prefix."""
     run_id: str | None = None
     """Name of the run; a prefix of another run is refused. None: the Kubernetes job, if ``POD_NAMESPACE`` and ``JOBSET_NAME``
-    or ``JOB_NAME`` are set, else any run is accepted. Outside Kubernetes, as under Slurm, a second job is refused while the
-    first one writes, also with its name. In Kubernetes a later pod of the same job takes the prefix over from the earlier."""
+    or ``JOB_NAME`` are set. Of pods with one name the later takes the prefix over from the earlier. Without a name, any run is
+    accepted once the pod that held the prefix has ended or gives no sign of life for 8 s, for which a resume waits, too."""
 
     credentials_dir: Path | None = None
     """Folder of a mounted secret with one file per ``AWS_*`` name; read again when the secret rotates. None: the environment,

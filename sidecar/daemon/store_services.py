@@ -76,7 +76,10 @@ async def _use_store(services: Services) -> None:
     services.executor.on_back = uploader.store_is_back
     services.state.store_opened.set()
     if is_first and not lease.is_held:  # node 0 holds the lease for all nodes of the job
-        await _retried_after_damage(take_over.settle)
+        with awaited():
+            await _retried_after_damage(take_over.settle)
+    if lease.is_held or not is_first:
+        services.store_reader.grant()
     await run_together([run_forever("uploader", uploader.run), *_tasks_beside_uploads(services, committer)])
 
 
@@ -86,7 +89,7 @@ def _tasks_beside_uploads(services: Services, committer: Committer) -> list[Coro
     tasks.append(run_forever("store-watch", services.store_watch.run))
     if is_first:
         tasks.append(run_forever("lease", services.renewal.keep))
-        tasks.append(_retried_after_damage(services.take_over.settle_later))
+        tasks.append(_settle_later(services))
         tasks.append(_end_when_fenced(services))
     else:
         tasks.append(run_forever("attempts", services.renewal.learn_epochs))
@@ -106,6 +109,12 @@ def _tasks_beside_uploads(services: Services, committer: Committer) -> list[Coro
     sharing = Sharing(services.quarantine, services.store, services.executor, node=node)
     tasks.append(run_forever("quarantine", sharing.run))
     return tasks
+
+
+async def _settle_later(services: Services) -> None:
+    await _retried_after_damage(services.take_over.settle_later)
+    if services.lease.is_held:
+        services.store_reader.grant()
 
 
 async def _open_store(services: Services) -> tuple[Capabilities, Run]:
@@ -134,7 +143,8 @@ async def _resume_from_full_store(services: Services) -> None:
     """Let the training resume from a full store: reading needs no lease of the prefix.
 
     The prefix is taken over once the store has space. Until then an earlier pod that was cut off may still commit. This run
-    does not resume from such a checkpoint, and its own later commits replace it.
+    does not resume from such a checkpoint, and its own later commits replace it. If another job may hold the prefix, the resume
+    waits for space, too: a full store takes no request for a sign of life.
 
     Raises:
         ConfigurationError: Another job holds the prefix.
@@ -149,6 +159,8 @@ async def _resume_from_full_store(services: Services) -> None:
     if run is not None and settings.is_first:
         services.lease.begin(run, _holder(services))
         await _retried_after_damage(services.holder_watch.wait_for_ending)
+    if run is None or not settings.is_first or services.take_over.is_ours_unasked:
+        services.store_reader.grant()
     await _begin_resumes(services, is_remote=store.url.startswith("s3:"))
 
 

@@ -23,7 +23,6 @@ from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
 from sidecar.download.request import LATEST, OBSTRUCTION, AskedBy, Obstructed, ResumeRequest, ResumeState
 from sidecar.download.store_reader import StoreReader
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject, UnusableNow
-from sidecar.tasks import in_running_time
 from sidecar.transfer.executor import awaited, refusals_judged
 from sidecar.volume.files import FULL
 from sidecar.volume.retry import retried
@@ -74,6 +73,7 @@ class RequestWorker:
                 if request.wanted == LATEST:
                     await self._latest(request)
                 else:
+                    await self._reader.once_granted()
                     offer = await self._verified_offer(request, request.wanted)
                     if offer is None or not await self._use_offer(request, offer):
                         self._nothing(request)
@@ -107,7 +107,7 @@ class RequestWorker:
     async def _in_store(self, *, patience_s: float | None) -> list[str] | None:
         """Return the names to try, newest first; ``None`` when the store does not answer within ``patience_s``."""
         try:
-            return newest_first(await in_running_time(patience_s, self._reader.list_folders()))
+            return newest_first(await self._reader.list_folders(patience_s=patience_s))
         except TimeoutError:
             hint = "the newest checkpoint on the volume is used"
             log.warning("resume_without_store", hint=hint, trouble=self._reader.health.unreachable)

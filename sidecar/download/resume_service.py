@@ -204,4 +204,6 @@ class ResumeService:
             return f"waits for another request: {first} of the {self._working.asked_by}"
         if self._reader.health.unreachable is not None:
             return f"{self._reader.health.unreachable}; trying again"
-        return None if self._reader.downloader else "the store was not reached yet; trying again"
+        if self._reader.downloader is None:
+            return "the store was not reached yet; trying again"
+        return None if self._reader.is_granted else "the pod that held the prefix is asked whether it is alive"

@@ -22,6 +22,10 @@ MOST_ROUND_S = 2 * TICK_S
 """Maximum seconds of silence that one reading counts, even if the answer of the store took longer."""
 UPLOAD_S = 2.0
 """Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
+_HELD_HINT = (
+    f"uploads and resumes wait until its holder has been silent for {SILENCE_S:.0f} s; "
+    "a later pod of the same CKPT_RUN_ID or Kubernetes job does not wait"
+)
 
 
 class HolderWatch:
@@ -85,7 +89,7 @@ class HolderWatch:
             if found is not Ownership.WATCH or self._deadline.is_within(SILENCE_S - watched_s + UPLOAD_S):
                 break
             if began_s is None:
-                log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
+                log.info("prefix_was_held", holder=run.holder, hint=_HELD_HINT)
                 self.waits_for = f"whether the pod that held the prefix ({run.holder}) is alive"
             if began_s is None or watched_s >= asks * ASK_AGAIN_S:
                 await self._ask()

@@ -23,7 +23,7 @@ from sidecar.core.lifecycle.fencing import (
     started_later,
     takeovers_in_turns,
 )
-from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run
+from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, may_hold
 from sidecar.errors import ConfigurationError, Fenced, StoreError, UnreadableRun
 from sidecar.lifecycle.holder_watch import TICK_S, HolderWatch
 from sidecar.lifecycle.prefix_lease import PrefixLease
@@ -64,6 +64,12 @@ class TakeOver:
     def is_at_once(self) -> bool:
         """Whether the holder, alive or not, is of the same run: this pod is the later one."""
         return self._lease.holder.is_of(self._documents.run)
+
+    @property
+    def is_ours_unasked(self) -> bool:
+        """Whether no other job can hold the prefix, as far as ``run.json`` alone says it."""
+        run, me = self._documents.run, self._lease.holder
+        return self.is_at_once or may_hold(run, run, me=me.name, job=me.job, watched_s=0) is Ownership.OURS
 
     async def settle(self) -> None:
         """Take the prefix over, if it is another pod's: at once from a pod of the same job, else once its holder is silent.

@@ -57,6 +57,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
 def started(volume: Path, store: MemoryStore) -> Services:
     services = new_life(volume)
     services.store_reader.opened(Downloader(store, services.volume, services.executor))
+    services.store_reader.grant()
     return services
 
 

@@ -94,6 +94,7 @@ def test_a_request_begins_when_those_that_it_replaced_have_ended_and_only_it_ans
         downloader = SlowToEnd(services)
         downloader.fails_when_cancelled = fails
         services.store_reader.opened(downloader)
+        services.store_reader.grant()
         services.resume_service.prefetch()
         while not downloader.under_way:
             await asyncio.sleep(0.01)
@@ -126,6 +127,7 @@ def test_requests_during_the_clean_up_of_a_cancelled_one_do_not_cut_it_short(tmp
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
         services.store_reader.opened(downloader)
+        services.store_reader.grant()
         services.resume_service.request("checkpoint-20", asked_by=AskedBy.TRAINER)
         await downloading(downloader, "checkpoint-20")
         for checkpoint, train_call in (("latest", 0), ("checkpoint-10", 0), ("checkpoint-10", None)):
@@ -145,6 +147,7 @@ def test_each_of_two_who_ask_at_once_gets_the_answer_to_what_was_asked_and_the_t
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
         services.store_reader.opened(downloader)
+        services.store_reader.grant()
         person = services.resume_service.request("checkpoint-10", asked_by=AskedBy.PERSON)
         await downloading(downloader, "checkpoint-10")
         trainer = services.resume_service.request("latest", 0, asked_by=AskedBy.TRAINER)
@@ -185,6 +188,7 @@ def test_what_the_trainer_asked_before_is_answered_too_if_somebody_waits_for_it(
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
         services.store_reader.opened(downloader)
+        services.store_reader.grant()
         first = services.resume_service.request("latest", asked_by=AskedBy.TRAINER)
         second = services.resume_service.request("checkpoint-10", asked_by=AskedBy.TRAINER)
         downloader.held.set()
@@ -203,6 +207,7 @@ def test_the_same_question_is_one_request_and_answers_are_kept_for_a_while(tmp_p
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
         services.store_reader.opened(downloader)
+        services.store_reader.grant()
         trainer = services.resume_service.request("latest", asked_by=AskedBy.TRAINER)
         assert services.resume_service.request("latest", asked_by=AskedBy.PERSON).id == trainer.id
         downloader.held.set()
@@ -241,9 +246,30 @@ def test_what_was_downloaded_before_is_used_when_the_store_has_nothing(tmp_path:
         marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", "restored_boot": boot_id()}}
         write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
         services.store_reader.opened(Empty(services))
+        services.store_reader.grant()
         services.resume_service.request()
         answer = await answered(services, timeout_s=5)
         assert (answer.state, answer.checkpoint, answer.source) == (ResumeState.READY, "checkpoint-20", "local")
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_nothing_is_offered_before_the_prefix_is_known_to_be_this_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the store taken for one that is away."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(request_worker, "LOCAL_PATIENCE_S", 0.05)
+        services = new_life(tmp_path / "volume")
+        write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE)
+        services.store_reader.opened(Empty(services))
+        services.resume_service.request()
+        answer = await answered(services, timeout_s=0.5)
+        assert (answer.state, answer.detail) == (
+            ResumeState.CHOOSING,
+            "the pod that held the prefix is asked whether it is alive",
+        )
+        services.store_reader.grant()
+        assert (await answered(services, timeout_s=5)).checkpoint == "checkpoint-20"
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
@@ -255,6 +281,7 @@ def test_what_was_downloaded_before_is_used_when_the_store_is_away(tmp_path: Pat
         marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", "restored_boot": boot_id(), "loss": 1}}
         folder = write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
         services.store_reader.opened(Away(services))
+        services.store_reader.grant()
         services.resume_service.request()
         answer = await answered(services, timeout_s=5)
         assert (answer.state, answer.checkpoint, answer.source) == (ResumeState.READY, "checkpoint-20", "local")
@@ -280,6 +307,7 @@ def test_what_was_downloaded_before_the_node_was_restarted_is_not_used_without_t
         marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", **boot}}
         write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
         services.store_reader.opened(Away(services))
+        services.store_reader.grant()
         services.resume_service.request()
         answer = await answered(services, timeout_s=0.5)
         assert answer.state is ResumeState.CHOOSING

@@ -23,6 +23,7 @@ def open_store(services: Services) -> None:
     for step in (10, 20):
         commit_step(store, step, FILES)
     services.store_reader.opened(Downloader(store, services.volume, services.executor))
+    services.store_reader.grant()
 
 
 @pytest.mark.parametrize("waits", ["no longer", "still", "again"])

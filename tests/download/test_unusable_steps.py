@@ -48,6 +48,7 @@ def store() -> DamagedWay:
 def runtime_on(store: DamagedWay, volume: Path, **settings: str) -> Services:
     services = new_life(volume, **settings)
     services.store_reader.opened(Downloader(store, services.volume, services.executor))
+    services.store_reader.grant()
     return services
 
 

@@ -63,6 +63,25 @@ def test_a_training_resumes_from_a_full_bucket(moto_server: S3Server, tmp_path: 
             running.committed("checkpoint-20")
 
 
+@pytest.mark.slow
+def test_a_full_bucket_that_another_run_may_hold_is_resumed_from_later(moto_server: S3Server, tmp_path: Path) -> None:
+    """Nobody can be asked for a sign of life there."""
+    with full_store(moto_server, "full-and-held") as (settings, full):
+        unnamed = settings | {"JOB_NAME": ""}
+        with sidecar(tmp_path / "old-volume", unnamed) as first:
+            write_checkpoint(first.ready().volume, "checkpoint-10", FILES)
+            first.committed("checkpoint-10")
+            first.kill()
+        full.is_full = True
+        with sidecar(tmp_path / "volume", unnamed) as running:
+            until(lambda: running.events("store_is_full"))
+            asked = running.call("POST", "/v1/resume", {"checkpoint": "latest"})
+            until(lambda: running.call("GET", f"/v1/resume/{asked['id']}")["detail"])
+            assert not (running.volume / "checkpoint-10").exists()
+            full.is_full = False
+            assert running.answer(asked["id"])["checkpoint"] == "checkpoint-10"
+
+
 def test_a_full_bucket_of_another_run_is_not_resumed_from(moto_server: S3Server, tmp_path: Path) -> None:
     with full_store(moto_server, "full-of-another") as (settings, full):
         commit_one(tmp_path / "old-volume", settings | {"CKPT_RUN_ID": "one"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from contextlib import AbstractContextManager
@@ -35,12 +36,47 @@ def test_of_two_jobs_on_one_prefix_the_second_is_refused_and_the_first_is_left_a
         first.committed("checkpoint-10")
         assert place.store.get("checkpoint-5/model") == b"first"
         first.kill()
-    # A new pod of the first job, whose old one died without a word: it waits for no answer, and is not refused.
+    # A new pod of the first job, whose old one died without a word, and an older step on its volume.
+    write_checkpoint(tmp_path / "new", "checkpoint-7", {"model": b"third"})
     with sidecar(tmp_path / "new", unnamed) as third:
         assert third.up().resume()["checkpoint"] == "checkpoint-10"
+        told = [event["event"] for event in third.events()]
+        assert told.index("prefix_was_held") < told.index("prefix_taken_over") < told.index("resume_ready")
         write_checkpoint(third.volume, "checkpoint-15", {"model": b"third"})
         third.committed("checkpoint-15")
         assert third.terminate() == 0
+
+
+@ON_ONE_STORE
+def test_the_second_of_two_runs_is_refused_before_it_is_offered_anything(place: Place, tmp_path: Path) -> None:
+    unnamed = place.settings | {"JOB_NAME": ""}
+    with sidecar(tmp_path / "first", unnamed) as first:
+        write_checkpoint(first.ready().volume, "checkpoint-10", {"model": b"first"})
+        first.committed("checkpoint-10")
+        with sidecar(tmp_path / "second", unnamed) as second:
+            answers = []
+            while second.process.poll() is None:
+                with contextlib.suppress(OSError):  # the API does not answer yet, or no more
+                    answers.append(second.call("POST", "/v1/resume", {"asked_by": "trainer"}))
+                    answers.append(second.call("POST", "/v1/resume", {"checkpoint": "checkpoint-10", "asked_by": "person"}))
+                    answers.append(second.call("GET", "/v1/resume?wait_s=1"))
+            assert second.wait() == 2
+            assert "is being written by another job" in second.log()
+            assert {answer["state"] for answer in answers} == {"choosing"}, answers
+            assert not second.events("resume_ready")
+            assert not (second.volume / "checkpoint-10").exists()
+
+
+@ON_ONE_STORE
+def test_a_restart_on_the_same_volume_asks_nobody_before_it_resumes(place: Place, tmp_path: Path) -> None:
+    unnamed = place.settings | {"JOB_NAME": ""}
+    with sidecar(tmp_path / "volume", unnamed) as first:
+        write_checkpoint(first.ready().volume, "checkpoint-10", {"model": b"first"})
+        first.committed("checkpoint-10")
+        first.kill()
+    with sidecar(tmp_path / "volume", unnamed) as again:
+        assert again.up().resume()["checkpoint"] == "checkpoint-10"
+        assert not again.events("prefix_was_held")
 
 
 @pytest.mark.parametrize("place", ["file", *REAL_STORES], indirect=True)

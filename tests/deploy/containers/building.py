@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,15 +51,15 @@ def is_required() -> bool:
     return bool(os.environ.get("CI")) or os.environ.get("CKPT_TEST_DOCKER") == "required"
 
 
-def build(folder: Path) -> None:
-    """Build all images, or find them built."""
-    fetch_wheels(folder)
+def build(folder: Path, services: Sequence[str] = ("trainer", "sidecar", "s3")) -> None:
+    """Build the images of these services, or find them built."""
+    fetch_wheels(folder, trainer="trainer" in services)
     with serve(folder) as url:
         wheels = {"PIP_FIND_LINKS": url, "PIP_NO_INDEX": "1", "TORCH_INDEX_URL": "", "BUILD_NETWORK": "host"}
         none = {"PIP_INDEX_URL": "", "PIP_EXTRA_INDEX_URL": "", "PIP_TRUSTED_HOST": ""}
         project = Project("checkpoint-test-build", files=FILES, environ=IMAGES | wheels | none)
         with ThreadPoolExecutor(3) as pool:
-            list(pool.map(project.build, ["trainer", "sidecar", "s3"]))
+            list(pool.map(project.build, services))
 
 
 def fetch_wheels(folder: Path, *, trainer: bool = True) -> None:

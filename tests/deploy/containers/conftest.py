@@ -15,6 +15,16 @@ def docker() -> None:
 
 
 @pytest.fixture(scope="session")
+def sidecar_image(docker: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The sidecar's image, without the others where no test of this run needs them."""
+    if any("images" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("images")
+    else:
+        building.build(tmp_path_factory.mktemp("wheels"), ["sidecar"])
+    return building.IMAGES["SIDECAR_IMAGE"]
+
+
+@pytest.fixture(scope="session")
 def images(docker: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The images of ``building.IMAGES``, built from this working copy."""
     building.build(tmp_path_factory.mktemp("wheels"))

@@ -312,8 +312,9 @@ class Resumer:
         return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not available on this node"
 
     def _incomplete(self, folder: Path) -> str | None:
-        world, marker = self._consensus.world, _marker(folder)
+        world = self._consensus.world
         try:
+            marker = _read_marker(folder)
             files = _sizes(folder)
             shards = missing_shards(folder)
         except (OSError, ValueError) as error:
@@ -338,10 +339,15 @@ class Resumer:
 
 
 def _marker(folder: Path) -> contract.Marker:
+    """Return the marker of a folder; an empty one: there is none that can be read."""
     try:
-        return contract.parse_marker((folder / contract.MARKER).read_bytes(), name=folder.name)
+        return _read_marker(folder)
     except (OSError, contract.ContractError):
         return contract.Marker()
+
+
+def _read_marker(folder: Path) -> contract.Marker:
+    return contract.parse_marker((folder / contract.MARKER).read_bytes(), name=folder.name)
 
 
 def _sizes(folder: Path) -> dict[str, int]:

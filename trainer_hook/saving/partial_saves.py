@@ -38,19 +38,20 @@ class PartialSaves:
         """Whether a run could resume from what the ranks have written, as far as rank 0 sees it. Collective.
 
         ``deferred``: paths of files that are still to be written. ``wrote``: this rank's part is written; if that of any rank
-        is not, or a rank has died, nothing is concluded.
+        is not, nothing is concluded; if a rank has died, what this rank sees counts.
         """
         if not self._writer.may_write_part:
             return True
         lacking = self._lacking(folder, deferred) if wrote and self._consensus.world.rank == 0 else []
         try:
             is_written = self._consensus.all_agree(wrote)  # a rank that fails deletes the folder
+            is_seen = self._consensus.all_agree(lacking is not None)
             is_whole = self._consensus.all_agree(not lacking)
         except RuntimeError:  # of a rank that has died: the next step ends training, and a preempted process ends as such
-            return True
-        if is_whole or not is_written:
+            return lacking == []
+        if not is_written or not is_seen or is_whole:
             self._found = 0
-            return True
+            return not is_written or (is_seen and is_whole)
         self._found += 1
         if lacking and self._found == 1:
             warn(
@@ -61,9 +62,13 @@ class PartialSaves:
             warn(f"{folder.name} is only a part, too: nothing more is saved in this train() call; a preempted run begins anew")
         return False
 
-    def _lacking(self, folder: Path, deferred: Iterable[str]) -> list[str]:
+    def _lacking(self, folder: Path, deferred: Iterable[str]) -> list[str] | None:
+        """Return what the save lacks; ``None``: its files cannot be seen now."""
         try:
             written = {file.path: file.size_bytes for file in listed_files(folder)}
-        except (OSError, ContractError):
-            return []  # the save has failed, or will
+        except FileNotFoundError:
+            written = {}
+        except (OSError, ContractError) as error:
+            warn(f"{folder.name} is not published: its files cannot be listed ({error})")
+            return None
         return self._writer.lacking(written | dict.fromkeys(deferred, 0))

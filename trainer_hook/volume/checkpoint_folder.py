@@ -62,8 +62,12 @@ def finish(folder: Path, marker: contract.Marker) -> None:
     A file newer than the marker counts as changed afterwards. So the marker is never older than the files, even if the clock
     was set back, or if files were copied with their times.
 
-    Raises ``OSError``: the volume is full or not writable.
+    Raises:
+        ContractError: It has no file, though every checkpoint has some on the first node.
+        OSError: The volume is full or not writable.
     """
+    if marker.files == () and (marker.node is None or marker.node.index == 0):
+        raise contract.ContractError(f"{folder.name} is empty")
     open_to_group(folder)
     newest_ns = 0
     for file in marker.files or ():

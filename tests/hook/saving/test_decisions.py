@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_hook.contract import check_id
-from trainer_hook.libraries.transformers.checkpoint_files import is_finished, missing_from
+from trainer_hook.libraries.transformers.checkpoint_files import WEIGHTS_OF_TRAINER, is_finished, missing_from
 from trainer_hook.libraries.transformers.trainer import _is_search
 from trainer_hook.process.rank_consensus import (
     INTERVAL_MS,
@@ -60,6 +60,10 @@ def test_after_a_change_of_the_world_size_the_random_state_is_not_asked_for() ->
 @pytest.mark.parametrize(
     "weights",
     [
+        "0_Transformer/model.safetensors",
+        "query_0_StaticEmbedding/model.safetensors",
+        "2_Dense/pytorch_model.bin",
+        "pytorch_model_fsdp.bin",
         "pytorch_model.bin",
         "model-00001-of-00002.safetensors",
         "adapter_model.safetensors",
@@ -70,6 +74,38 @@ def test_after_a_change_of_the_world_size_the_random_state_is_not_asked_for() ->
 )
 def test_weights_have_many_names(weights: str) -> None:
     assert missing({*ALONE[1:], weights}) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model_args.json",
+        "model_card.md",
+        "modeling_custom.py",
+        "model.safetensors.index.json",
+        "model",
+        "optimizer_args.json",
+        "global_step7",
+        "vision/model_card.md",
+    ],
+)
+def test_a_file_whose_name_only_begins_like_theirs_is_neither_weights_nor_optimizer(name: str) -> None:
+    assert missing({*ALONE[2:], name}) == ["the model's weights", "optimizer.pt"]
+
+
+@pytest.mark.parametrize(("path", "is_loaded"), [("vision/model.safetensors", False), ("train/adapter_model.bin", True)])
+def test_trainers_own_loader_takes_no_weights_from_folders_but_adapters(path: str, is_loaded: bool) -> None:
+    found = missing_from(
+        dict.fromkeys((*ALONE[1:], path), 1), rank=0, world_size=1, saved_world_size=1, weights=WEIGHTS_OF_TRAINER
+    )
+    assert found == ([] if is_loaded else ["the model's weights"])
+
+
+def test_the_names_are_those_of_the_libraries() -> None:
+    from transformers import utils
+
+    names = (utils.WEIGHTS_NAME, utils.SAFE_WEIGHTS_NAME, utils.ADAPTER_WEIGHTS_NAME, utils.ADAPTER_SAFE_WEIGHTS_NAME)
+    assert all(map(WEIGHTS_OF_TRAINER.fullmatch, names))
 
 
 def test_deepspeed_keeps_weights_and_optimizer_in_a_folder_of_its_own() -> None:

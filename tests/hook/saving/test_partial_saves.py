@@ -76,6 +76,33 @@ def test_a_rank_that_died_during_the_just_in_time_save_raises_nothing_in_the_oth
     assert finished(tmp_path) == ["checkpoint-5"]
 
 
+def test_a_save_whose_files_cannot_be_seen_is_not_published_and_says_nothing_about_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error passed for a whole checkpoint."""
+    saver = saver_on(tmp_path, Part())
+
+    def fails(_: Path) -> Any:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("trainer_hook.saving.partial_saves.listed_files", fails)
+        assert [saver.save(step, "periodic") for step in (1, 2, 3)] == [False] * 3
+    assert saver.save(4, "periodic")
+    assert finished(tmp_path) == ["checkpoint-4"]
+    assert capsys.readouterr().err.count("is not published: its files cannot be listed ([Errno 5]") == 3
+
+
+def test_nor_does_an_empty_folder_get_a_marker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Nothing(Writer):
+        def write(self, folder: Path) -> None:
+            folder.mkdir()
+
+    assert not saver_on(tmp_path, Nothing()).save(1, "periodic")
+    assert finished(tmp_path) == []
+    assert "checkpoint-1 is empty" in capsys.readouterr().err
+
+
 def test_all_ranks_know_what_rank_0_lacks(tmp_path: Path) -> None:
     def examine(consensus: ThreadConsensus) -> list[bool]:
         writer = Part(consensus.world.rank == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,35 @@ from trainer_hook.contract.typed_json import integer, json_object, number, typed
 STATE = "trainer_state.json"
 META_STOPPED_EARLY = "stopped_early"
 """Key in ``meta``: a callback ended training at this step, before the last one."""
-_ADAPTER = "adapter_model."
-_WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
+_WHOLE = r"(model|pytorch_model|adapter_model)(-\d+-of-\d+)?\.(safetensors|bin)"
+_FSDP = r"pytorch_model_fsdp\.bin|[^/]*pytorch_model_fsdp[^/]*/.+"
+WEIGHTS = re.compile(f"(.+/)?{_WHOLE}|{_FSDP}")
+"""Weights by the names that the libraries give them, also of modules in folders of their own."""
+WEIGHTS_OF_TRAINER = re.compile(rf"{_WHOLE}|[^/]+/adapter_model\.(safetensors|bin)|{_FSDP}")
+"""Weights where Trainer's own ``_load_from_checkpoint`` looks for them."""
+_OPTIMIZER = re.compile(r"optimizer\.(pt|bin)|[^/]*optimizer[^/]*/.+")
+_DEEPSPEED = re.compile(r"global_step[^/]*/.+")
+"""DeepSpeed keeps weights and optimizer there."""
 
 
-def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
-    """Return what a checkpoint lacks for one rank. Arguments as of ``Driver.missing_files``.
+def missing_from(
+    files: Mapping[str, int],
+    *,
+    rank: int,
+    world_size: int,
+    saved_world_size: int | None,
+    weights: re.Pattern[str] | None = WEIGHTS,
+) -> list[str]:
+    """Return what a checkpoint lacks for one rank. Other arguments as of ``Driver.missing_files``.
 
     Trainer itself loads the files that are there: without ``optimizer.pt`` or ``scheduler.pt`` it silently begins both anew.
+    ``weights``: the paths of the weights that are loaded; ``None``: unknown.
     """
-    tops = {name.split("/", 1)[0] for name in files}
-    sharded = any(top.startswith("global_step") for top in tops)  # DeepSpeed keeps weights and optimizer there
+    sharded = any(map(_DEEPSPEED.fullmatch, files))
     missing = [] if STATE in files else [STATE]
-    if not sharded and not any(map(_has_weights, files)):
+    if not sharded and weights is not None and not any(map(weights.fullmatch, files)):
         missing.append("the model's weights")
-    if not sharded and not any(top.startswith("optimizer") for top in tops):
+    if not sharded and not any(map(_OPTIMIZER.fullmatch, files)):
         missing.append("optimizer.pt")
     if "scheduler.pt" not in files and not sharded:
         missing.append("scheduler.pt")
@@ -34,11 +49,6 @@ def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_
     if rng not in files and saved_world_size in (None, world_size):
         missing.append(rng)
     return missing
-
-
-def _has_weights(path: str) -> bool:
-    top, _, below = path.partition("/")
-    return top.startswith(_WEIGHTS) or below.startswith(_ADAPTER)  # an adapter of PEFT with a name has a folder of that name
 
 
 def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps: int, epochs: float) -> bool:

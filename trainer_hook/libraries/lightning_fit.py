@@ -24,6 +24,7 @@ from trainer_hook.process.session import Session
 from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.resuming.resumer import Choice, Resumer
 from trainer_hook.saving.async_save import background_for
+from trainer_hook.saving.readable import unreadable
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
 from trainer_hook.train_call.train_call import TrainCall
 
@@ -227,6 +228,10 @@ class Fit(Driver):
     def _position(self) -> dict[str, Any]:
         place = outside_pass(all_gpus=self._all_gpus) if self._pass is None else self._pass.state()
         return place | {"lightning": lightning_state.read(self.trainer)}
+
+    def unreadable(self) -> list[str]:
+        """As ``StepWriter.unreadable``. Of Lightning's own file classes of any kind are read."""
+        return unreadable([(Path(rank_file(self._world.rank)).stem, self._position, state_files.load_pt)])
 
     def write_final(self, folder: Path) -> None:
         """As ``StepWriter.write_final``: the model's weights."""

@@ -22,6 +22,7 @@ from trainer_hook.process.log import info
 from trainer_hook.process.session import session_from_environment
 from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.saving.async_save import background_for
+from trainer_hook.saving.readable import unreadable
 from trainer_hook.train_call.driver import Driver
 from trainer_hook.train_call.train_call import TrainCall
 
@@ -276,14 +277,26 @@ class Loop:
         """Write everything that a resume needs. Collective."""
         folder.mkdir(parents=True, exist_ok=True)
         self._write(folder)
-        place = outside_pass(all_gpus=self._all_gpus) if self._pass is None else self._pass.state()
-        if _has_state(self._sampler):
-            place["sampler"] = self._sampler.state_dict()
-        state_files.write_pt(place, folder / rank_file(self._world.rank))
+        state_files.write_pt(self._place(), folder / rank_file(self._world.rank))
         if self._world.rank == 0:
             position = {"step": self.global_step, "epoch": self.epoch, "batch": self.batch, "finished": self._finished}
             progress = {**position, "world_size": self._world.size, "objects": sorted(self._objects)}
             (folder / PROGRESS).write_text(json.dumps(progress) + "\n")
+
+    def _place(self) -> dict[str, Any]:
+        """Return this rank's position in the data, and its random state."""
+        place = outside_pass(all_gpus=self._all_gpus) if self._pass is None else self._pass.state()
+        return place | {"sampler": self._sampler.state_dict()} if _has_state(self._sampler) else place
+
+    def _unreadable(self) -> list[str]:
+        """As ``StepWriter.unreadable``."""
+        rank = self._world.rank
+        return unreadable(
+            [
+                *(state_files.replicated(self._objects) if rank == 0 else ()),
+                (Path(rank_file(rank)).stem, self._place, state_files.load_pt),
+            ]
+        )
 
     def _resume(self, call: TrainCall) -> None:
         choice = call.resume()
@@ -351,6 +364,9 @@ class _LoopDriver(Driver):
 
     def write(self, folder: Path) -> None:
         self._loop._write_all(folder)
+
+    def unreadable(self) -> list[str]:
+        return self._loop._unreadable()
 
     def write_final(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)

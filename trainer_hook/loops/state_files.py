@@ -2,7 +2,7 @@
 
 | state | file |
 | --- | --- |
-| tensors by name | ``<name>.safetensors``; ``<name>.pt`` where safetensors is not installed, or tensors share memory |
+| tensors by name | ``<name>.safetensors``; ``<name>.pt`` where safetensors is not installed, or cannot hold them |
 | anything else | ``<name>.pt`` |
 | sharded over ranks (``fully_shard``, FSDP, DTensor) | ``sharded/``, by ``torch.distributed.checkpoint`` |
 
@@ -12,22 +12,22 @@ All files are read with ``weights_only=True``: a checkpoint cannot run code.
 from __future__ import annotations
 
 import bisect
+import functools
+import itertools
 import pickle
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer_hook.asynchronous.deferring import deferred_here
+from trainer_hook.saving.readable import Load, readable
+from trainer_hook.saving.readable import StateMismatch as StateMismatch
 
 SHARDED = "sharded"
-
-
-class StateMismatch(ValueError):
-    """A checkpoint does not fit the objects of this run. The text names them and the remedy."""
 
 
 def collect(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,8 +66,12 @@ def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, r
         shards.save(sharded, folder / SHARDED, group, deferred_here())
     if rank == 0:
         for name, content in replicated.items():
-            if not _write_safetensors(content, folder / f"{name}.safetensors"):
+            if (tensors := _for_safetensors(content)) is None:
                 write_pt(content, folder / f"{name}.pt")
+            else:
+                import safetensors.torch
+
+                safetensors.torch.save_file(tensors, folder / f"{name}.safetensors", metadata={"format": "pt"})
 
 
 def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
@@ -85,6 +89,13 @@ def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
                 raise StateMismatch(f"{folder.name}: the state of {name!r} does not fit: {error}. {_OTHER_RUN}") from error
     if sharded:
         _load_sharded(sharded, objects, folder / SHARDED, group)
+
+
+def replicated(objects: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Any], Load]]:
+    """Yield the replicated states, for ``unreadable``."""
+    for name, thing in objects.items():
+        if not _is_sharded(thing, objects):
+            yield name, _bare(thing).state_dict, load_pt
 
 
 def is_sharded(objects: Mapping[str, Any]) -> bool:
@@ -116,7 +127,6 @@ def _has_fsdp(model: torch.nn.Module) -> bool:
     return fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in model.modules())
 
 
-_ALLOW = "allow its classes with torch.serialization.add_safe_globals"
 _OTHER_RUN = "Another run needs a CKPT_STORE prefix of its own"
 
 
@@ -203,46 +213,53 @@ def _without_state(name: str, state: Mapping[str, Any], saved: Mapping[str, Any]
     return {key: value for key, value in state["state"].items() if value and not has(f"{name}.state.{key}.")}
 
 
-def _write_safetensors(content: Any, path: Path) -> bool:
-    """Write a state of plain tensors by name. Returns false for another state."""
+def _for_safetensors(content: Any) -> dict[str, Any] | None:
+    """Return the tensors that safetensors would write for a state; ``None``: it cannot hold it."""
     if not isinstance(content, Mapping) or not content:
-        return False
+        return None
     if not all(isinstance(key, str) and type(value) in (torch.Tensor, torch.nn.Parameter) for key, value in content.items()):
-        return False
-    if any(value.layout != torch.strided for value in content.values()):
-        return False
-    memory = [value.untyped_storage().data_ptr() for value in content.values() if value.numel()]
-    if len(set(memory)) != len(memory):
-        return False
+        return None
     try:
-        from safetensors.torch import save_file
+        import safetensors.torch  # noqa: F401
     except ImportError:
+        return None
+    tensors = {key: value.detach() for key, value in content.items()}
+    tensors = {key: value.contiguous() if value.layout is torch.strided else value for key, value in tensors.items()}
+    return tensors if refused_by_safetensors(tensors) is None else None
+
+
+def fits_safetensors(model: torch.nn.Module) -> bool:
+    """Whether safetensors writes all types of tensors that a model has."""
+    return all(_holds(value.dtype) for value in (*model.parameters(), *model.buffers()))
+
+
+def refused_by_safetensors(tensors: Mapping[str, Any]) -> str | None:
+    """Return why safetensors would not write tensors by name; ``None``: it does."""
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or not tensor.is_contiguous():
+            return f"{name} is {'sparse' if tensor.layout is not torch.strided else 'not contiguous'}"
+        if tensor.is_conj() or tensor.is_neg() or not _holds(tensor.dtype):
+            return f"{name} is of {tensor.dtype}"
+    areas = sorted((str(t.device), t.data_ptr(), t.data_ptr() + t.nbytes, name) for name, t in tensors.items())
+    for (device, _, end, one), (its_device, begin, _, other) in itertools.pairwise(areas):
+        if device == its_device and begin < end:
+            return f"{one} and {other} share memory"
+    return None
+
+
+@functools.cache
+def _holds(dtype: torch.dtype) -> bool:
+    """Whether safetensors writes and reads tensors of a type."""
+    from safetensors.torch import load, save
+
+    try:
+        return bool(load(save({"x": torch.empty(1, dtype=dtype)}))["x"].dtype == dtype)
+    except Exception:  # of each missing type another one
         return False
-    save_file({key: value.detach().contiguous() for key, value in content.items()}, path, metadata={"format": "pt"})
-    return True
 
 
-_SAFE_TYPES = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, bytes, int, float, complex, type(None))
-_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
-_ALLOWED = [bytes, complex, *_CONTAINERS]
+_ALLOWED = [bytes, complex, dict, OrderedDict, defaultdict, Counter, list, tuple, set, frozenset]
 """What ``torch.load`` may make of a file: some of these it refuses without being told, PyTorch 2.5 also sets."""
-
-
-def expect_readable(content: Any, name: str) -> None:
-    """Check, before the save, that ``torch.load`` can read a state with ``weights_only=True``.
-
-    Raises ``StateMismatch``: it cannot; the text names the key and the class.
-    """
-    waiting: list[tuple[str, Any]] = [(name, content)]
-    while waiting:
-        place, value = waiting.pop()
-        if isinstance(value, Mapping) and type(value) in _CONTAINERS:
-            waiting += [(f"{place}[{key!r}]", part) for key, part in value.items()]
-        elif type(value) in _CONTAINERS:
-            waiting += [(f"{place}[{number}]", part) for number, part in enumerate(value)]
-        elif not isinstance(value, _SAFE_TYPES) and type(value) not in torch.serialization.get_safe_globals():
-            kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise StateMismatch(f"{place} is a {kind}, which cannot be read again without running code: {_ALLOW}")
 
 
 def _read(folder: Path, name: str) -> Any:
@@ -256,20 +273,22 @@ def _read(folder: Path, name: str) -> Any:
 
 
 def write_pt(content: Any, path: Path) -> None:
-    """Write a file for ``read_pt``. Raises ``StateMismatch``: it holds objects of unsafe classes."""
-    expect_readable(content, path.stem)
-    torch.save(content, path)
+    """Write a file for ``read_pt``. Raises ``StateMismatch``: as ``readable``."""
+    torch.save(readable(content, path.stem, load_pt), path)
 
 
 def read_pt(path: Path) -> Any:
-    """Read a file of ``torch.save``, with tensors on the CPU.
-
-    Raises ``StateMismatch``: it is missing, or holds objects of unsafe classes.
-    """
+    """Read a file of ``write_pt``. Raises ``StateMismatch``: it is missing, or holds objects of unsafe classes."""
     try:
-        with torch.serialization.safe_globals(_ALLOWED):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        return load_pt(path)
     except FileNotFoundError:
         raise StateMismatch(f"{path.parent.name} has no state of {path.stem!r}. {_OTHER_RUN}") from None
     except pickle.UnpicklingError as error:
-        raise StateMismatch(f"{path.parent.name}/{path.name} is not read without running code: {_ALLOW}: {error}") from error
+        remedy = "allow its classes with torch.serialization.add_safe_globals"
+        raise StateMismatch(f"{path.parent.name}/{path.name} is not read without running code: {remedy}: {error}") from error
+
+
+def load_pt(file: Any) -> Any:
+    """Read a file of ``torch.save``, given as a path or an open file, with tensors on the CPU."""
+    with torch.serialization.safe_globals(_ALLOWED):
+        return torch.load(file, map_location="cpu", weights_only=True)

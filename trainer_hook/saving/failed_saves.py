@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trainer_hook import contract
@@ -44,6 +44,16 @@ def save_failed(session: Session, name: str, error: Exception, *, expected_bytes
     warn(text)
     session.not_saved[name] = None
     session.tell_saves(text)
+
+
+def tell_unreadable(found: Callable[[], list[str]]) -> None:
+    """Say why every save will fail, before the first one, which may be that at SIGTERM. ``found`` returns the reasons."""
+    try:
+        reasons = found()
+    except Exception as error:
+        reasons = [f"{type(error).__name__}: {error}"]
+    for reason in reasons:
+        warn(f"nothing can be saved while this is so: {reason}")
 
 
 def _bytes_in(folder: Path) -> int:

@@ -51,6 +51,10 @@ class StepWriter:
         """Return what rank 0 would lack for a resume from what it has written. ``files``: size in bytes by path."""
         return []
 
+    def unreadable(self) -> list[str]:
+        """Return what of this rank's present state a save could not write so that a resume reads it again, and why."""
+        return []
+
     def write_final(self, folder: Path) -> None:
         """Write this rank's files of the final model. The folder need not exist."""
         raise NotImplementedError

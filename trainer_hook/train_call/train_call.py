@@ -15,6 +15,7 @@ from trainer_hook.process.session import Session
 from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.resuming.resumer import CannotResume, Choice, Resumer
 from trainer_hook.saving.async_save import prepare
+from trainer_hook.saving.failed_saves import tell_unreadable
 from trainer_hook.saving.step_monitor import Due, StepMonitor
 from trainer_hook.saving.step_saver import StepSaver
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
@@ -157,6 +158,7 @@ class TrainCall:
         """Count a step: exit if the ranks agreed to stop, note a save that is due."""
         if not self._is_prepared:
             self._is_prepared = True
+            tell_unreadable(self._driver.unreadable)
             if self.saver.background is not None:
                 prepare(self.saver.background, self._driver.large_objects())
         self.act_on(self.monitor.at_step(self._driver.global_step))

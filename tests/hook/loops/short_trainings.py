@@ -87,6 +87,19 @@ def shuffled(stop_at: int | None) -> list[float]:
     return with_epochs(DataLoader(Rows(), batch_size=BATCH, shuffle=True), stop_at)
 
 
+def hard_to_save(stop_at: int | None) -> list[float]:
+    """numpy's numbers in scheduler and optimizer, and a buffer of a type that safetensors does not have."""
+    training = Training(stop_at)
+    training.model.register_buffer("angles", torch.ones(2, dtype=torch.complex128))
+    training.scheduler = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: np.cos(step / 9))
+    with training.checkpointer() as ckpt:
+        for batch in ckpt.steps(DataLoader(Rows(), batch_size=BATCH, shuffle=True), epochs=EPOCHS):
+            training.learn(batch, ckpt)
+            training.scheduler.step()
+            training.model.angles.mul_(1j)
+    return digest(training.model.register_buffer("angles", torch.view_as_real(training.model.angles)) or training.model)
+
+
 def killed_in_its_end(stop_at: int | None) -> list[float]:
     with patch.object(Checkpointer, "_write_final", lambda *_: os._exit(9)):
         return shuffled(stop_at)

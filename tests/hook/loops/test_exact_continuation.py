@@ -28,6 +28,7 @@ IN_VALIDATION = ("lightning_in_a_validation", "lightning_in_validations_by_the_w
 LIBRARY |= dict.fromkeys(("lightning", "lightning_validating_often", "lightning_by_steps", *IN_VALIDATION), "lightning.pytorch")
 PLACES: list[tuple[str, tuple[int, ...]]] = [
     ("shuffled", (1, 4, PER_EPOCH, 2 * PER_EPOCH - 1)),
+    ("hard_to_save", (PER_EPOCH + 2,)),
     ("shuffled_by_its_own_generator", (8,)),
     ("with_workers", (PER_EPOCH, 8)),
     ("with_persistent_workers", (PER_EPOCH + 2, 2 * PER_EPOCH)),
@@ -44,7 +45,7 @@ PLACES: list[tuple[str, tuple[int, ...]]] = [
     ("lightning_by_steps", (PER_EPOCH - 1, PER_EPOCH)),
     ("lightning_by_its_older_name", (8,)),
 ]
-ALWAYS = ("shuffled", "accelerated", "lightning_in_a_validation")
+ALWAYS = ("shuffled", "hard_to_save", "accelerated", "lightning_in_a_validation")
 
 
 @pytest.mark.parametrize(

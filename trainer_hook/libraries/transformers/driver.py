@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous.background import Background
-from trainer_hook.libraries.transformers.checkpoint_files import STATE, missing_from, parse_state, read_state, state_bytes
+from trainer_hook.libraries.transformers.checkpoint_files import (
+    STATE,
+    WEIGHTS_OF_TRAINER,
+    missing_from,
+    parse_state,
+    read_state,
+    state_bytes,
+)
 from trainer_hook.libraries.transformers.step_tail import META_UNFINISHED, StepTail
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
@@ -18,12 +27,14 @@ from trainer_hook.process.session import Session
 from trainer_hook.process.training_progress import TrainingProgress, finite
 from trainer_hook.resuming.resumer import Choice, Resumer
 from trainer_hook.saving.async_save import WHOLE_STATE_ON_ONE_RANK, background_for
+from trainer_hook.saving.readable import Load, checked, load_plain, unreadable
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
 
 LIBRARIES = {"transformers", "trl", "peft", "accelerate", "trainer_hook"}
 LOGGED = 20
 """Number of latest log entries among which the loss is looked for: evaluations log without one."""
 _METHODS = ("training_step", "compute_loss", "prediction_step")
+_READ_PLAIN = ("optimizer.pt", "scheduler.pt", "scaler.pt")
 _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_evaluate")
 
 
@@ -73,11 +84,15 @@ class TrainerDriver(Driver):
         else:
             self._session.saved &= self._saved_before
 
-    missing_files = staticmethod(missing_from)
+    def missing_files(self, files: Mapping[str, int], **ranks: Any) -> list[str]:
+        """As ``Driver.missing_files``. Which weights a subclass loads that loads them itself is unknown."""
+        load = getattr(type(self.trainer), "_load_from_checkpoint", None)
+        is_trainers = getattr(load, "__module__", None) == "transformers.trainer"
+        return missing_from(files, **ranks, weights=WEIGHTS_OF_TRAINER if is_trainers else None)
 
     def lacking(self, files: Mapping[str, int]) -> list[str]:
         """As ``StepWriter.lacking``: a subclass may write less (``_save_checkpoint``, ``_save``)."""
-        return missing_from(files, rank=0, world_size=1, saved_world_size=0)
+        return self.missing_files(files, rank=0, world_size=1, saved_world_size=0)
 
     def check(self, folder: Path) -> None:
         """As ``Driver.check``."""
@@ -127,12 +142,33 @@ class TrainerDriver(Driver):
 
     def write(self, folder: Path) -> None:
         """As ``StepWriter.write``. Trainer names the folder by its own step."""
-        with _redirected(self.trainer, str(folder.parent)):
+        with _redirected(self.trainer, str(folder.parent)), checked(folder, load_of), _any_tensors():
             self.trainer._save_checkpoint(self.trainer.model_wrapped, None)
+
+    def unreadable(self) -> list[str]:
+        """As ``StepWriter.unreadable``."""
+        trainer = self.trainer
+        if not trainer.args.should_save:
+            return []
+        states: list[tuple[str, Any]] = []
+        if _distributed_type(trainer) in WHOLE_STATE_ON_ONE_RANK:
+            states = [("optimizer", trainer.optimizer.state_dict), ("scheduler", trainer.lr_scheduler.state_dict)]
+        reasons = unreadable((place, state, load_plain) for place, state in states)
+        from transformers.trainer_callback import ExportableState
+
+        for each in (*trainer.callback_handler.callbacks, trainer.control):
+            try:
+                json.dumps(each.state() if isinstance(each, ExportableState) else None)
+            except (TypeError, ValueError) as error:
+                reasons.append(
+                    f"{STATE}: the state of {type(each).__name__} is not JSON ({error}): let its state() return JSON"
+                )
+        return reasons
 
     def write_final(self, folder: Path) -> None:
         """As ``StepWriter.write_final``, as the trainer's own ``save_model`` does."""
-        self.trainer.save_model(str(folder), _internal_call=True)  # else it also pushes to the hub
+        with _any_tensors():
+            self.trainer.save_model(str(folder), _internal_call=True)  # else it also pushes to the hub
         if self.trainer.args.should_save:
             folder.mkdir(exist_ok=True)
             self.trainer.state.save_to_json(str(folder / "trainer_state.json"))
@@ -144,6 +180,42 @@ class TrainerDriver(Driver):
     def overlapping_optimizer(self) -> Any:
         """As ``StepWriter.overlapping_optimizer``."""
         return overlapping_optimizer(self.trainer)
+
+
+def load_of(name: str) -> Load | None:
+    """Return Trainer's reader of a file, as of ``checked``. Random states are its own, and read with classes of numpy."""
+    return load_plain if name in _READ_PLAIN else None
+
+
+@contextlib.contextmanager
+def _any_tensors() -> Iterator[None]:
+    """Have Trainer save a model that is no ``PreTrainedModel`` also where safetensors would not write its tensors.
+
+    It reads ``pytorch_model.bin`` where there is no ``model.safetensors``.
+    """
+    import safetensors.torch
+    import torch
+
+    from trainer_hook.loops.state_files import refused_by_safetensors
+
+    original = safetensors.torch.save_file
+
+    @functools.wraps(original)
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        path = Path(filename)
+        if path.name == "model.safetensors" and (why := refused_by_safetensors(tensors)) is not None:
+            _say_once(f"{why}, which safetensors does not write: the model's weights are in pytorch_model.bin")
+            torch.save(tensors, path.with_name("pytorch_model.bin"))
+        else:
+            original(tensors, filename, *args, **kwargs)
+
+    with replaced(safetensors.torch, "save_file", save_file):
+        yield
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    info(text)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import FINAL, MARKER, META_OWNER, SCRIPT_OWNED, ContractError
-from trainer_hook.libraries.transformers.driver import TrainerDriver
+from trainer_hook.libraries.transformers.driver import TrainerDriver, load_of
 from trainer_hook.libraries.transformers.step_tail import script_folder
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
 from trainer_hook.saving.partial_saves import PartialSaves
+from trainer_hook.saving.readable import StateMismatch, checked
 from trainer_hook.train_call.train_call import TrainCall
 from trainer_hook.volume.checkpoint_folder import empty, finish, remove
 
@@ -28,6 +29,8 @@ class ScriptSaves:
         self._session = call.session
         self._volume = Path(os.path.realpath(call.session.settings.dir))
         self._was_refused = False
+        self._refusal: StateMismatch | None = None
+        """Why no run could resume from what the script saved last."""
         self._partial = PartialSaves(driver, call.consensus)
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
@@ -36,11 +39,17 @@ class ScriptSaves:
 
         @functools.wraps(original)
         def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-            if "_get_output_dir" not in vars(trainer):  # else the save is the hook's own
-                self._withdraw(self._folder())
-            return original(*args, **kwargs)
+            if "_get_output_dir" in vars(trainer):  # the save is the hook's own
+                return original(*args, **kwargs)
+            self._withdraw(self._folder())
+            self._refusal = None
+            with checked(script_folder(trainer), load_of, self._refused):
+                return original(*args, **kwargs)
 
         return replaced(trainer, "_save_checkpoint", save_checkpoint)
+
+    def _refused(self, error: StateMismatch) -> None:
+        self._refusal = error
 
     def _folder(self) -> Path:
         """Return the folder of the script's own save of the current step, without links and ``..`` on the way to it."""
@@ -69,6 +78,10 @@ class ScriptSaves:
             if not self._was_refused:
                 info("the script saves with save_only_model: nothing can be resumed from that, so it is not published")
             self._was_refused = True
+            return
+        if not self._call.consensus.all_agree(self._refusal is None):
+            if self._refusal is not None:
+                warn(f"{name}, which the script saved, is not published: {self._refusal}")
             return
         if self._partial.are_usual or not self._partial.is_whole(folder):
             return

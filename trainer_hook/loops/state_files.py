@@ -233,13 +233,18 @@ def fits_safetensors(model: torch.nn.Module) -> bool:
     return all(_holds(value.dtype) for value in (*model.parameters(), *model.buffers()))
 
 
+def of_odd_type(tensors: Mapping[str, Any]) -> str | None:
+    """Return which tensor is of a type that safetensors does not write; ``None``: none is."""
+    return next((f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if not _holds(tensor.dtype)), None)
+
+
 def refused_by_safetensors(tensors: Mapping[str, Any]) -> str | None:
     """Return why safetensors would not write tensors by name; ``None``: it does."""
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or not tensor.is_contiguous():
             return f"{name} is {'sparse' if tensor.layout is not torch.strided else 'not contiguous'}"
         if tensor.is_conj() or tensor.is_neg() or not _holds(tensor.dtype):
-            return f"{name} is of {tensor.dtype}"
+            return f"{name} is {tensor.dtype}"
     areas = sorted((str(t.device), t.data_ptr(), t.data_ptr() + t.nbytes, name) for name, t in tensors.items())
     for (device, _, end, one), (its_device, begin, _, other) in itertools.pairwise(areas):
         if device == its_device and begin < end:

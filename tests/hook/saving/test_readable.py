@@ -196,3 +196,11 @@ def test_what_could_not_be_read_again_is_told_at_the_first_step_and_never_publis
     assert finished(volume) == []
     assert ("checkpoint-2, which the script saved, is not published: optimizer" in running.log()) is own
     assert "Traceback" not in running.log()
+
+
+def test_a_type_of_tensor_that_save_pretrained_does_not_write_is_told_at_the_first_step(volume: Path, answers: Answers) -> None:
+    with training(hard_to_save(sleep_s=0.2, complex=True), volume, local(volume, answers)) as running:
+        running.said("nothing can be saved while this is so: model.angles is torch.complex128")
+        running.at_step(3)
+        assert running.terminate() == 143, running.log()
+    assert finished(volume) == []

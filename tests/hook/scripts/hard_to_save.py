@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-TOLD = {"sleep_s": 0.0, "enum": False, "own": ""} | json.loads(sys.argv[1])
+TOLD = {"sleep_s": 0.0, "enum": False, "own": "", "complex": False} | json.loads(sys.argv[1])
 
 
 class Mode(enum.StrEnum):
@@ -38,6 +38,19 @@ class Tied(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+class Pretrained(PreTrainedModel):
+    config_class = PretrainedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.head = torch.nn.Linear(4, 2)
+        self.register_buffer("angles", torch.ones(2, dtype=torch.complex128))
+
+    def forward(self, x, labels):
+        logits = self.head(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
 class Tells(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         os.write(1, f"rank 0 step {state.global_step}\n".encode())
@@ -45,7 +58,7 @@ class Tells(TrainerCallback):
 
 
 set_seed(3)
-model = Tied()
+model = Pretrained(PretrainedConfig()) if TOLD["complex"] else Tied()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + np.cos(np.pi * step / 20)))
 if TOLD["enum"]:

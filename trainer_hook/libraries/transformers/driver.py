@@ -156,6 +156,12 @@ class TrainerDriver(Driver):
         reasons = unreadable((place, state, load_plain) for place, state in states)
         from transformers.trainer_callback import ExportableState
 
+        from trainer_hook.loops.state_files import of_odd_type
+
+        if states and hasattr(trainer.model, "save_pretrained") and (odd := of_odd_type(trainer.model.state_dict())):
+            reasons.append(
+                f"model.{odd}, which save_pretrained does not write: make it real tensors, or a buffer with persistent=False"
+            )
         for each in (*trainer.callback_handler.callbacks, trainer.control):
             try:
                 json.dumps(each.state() if isinstance(each, ExportableState) else None)

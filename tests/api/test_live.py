@@ -155,6 +155,20 @@ def test_the_last_event_is_the_end(tmp_path: Path) -> None:
         viewer.close()
 
 
+def test_before_training_has_begun_nothing_is_at_risk(tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", {"CKPT_STORE": f"file://{tmp_path / 'store'}"}) as alone:
+        alone.ready()
+        assert alone.status()["at_risk"]["seconds_at_risk"] is None, "without a hook nothing shows whether it has begun"
+        with training(alone.volume) as trainer:  # its script imports its libraries
+            until(lambda: alone.status()["safety"]["headline"] == "Training has not begun")
+            time.sleep(1.5)
+            now = alone.status()
+            assert (now["at_risk"]["seconds_at_risk"], now["at_risk"]["grows"]) == (0, False)
+            assert now["safety"]["kill"] == now["safety"]["sigterm"] == {"lost": "nothing", "why": "training has not begun"}
+            trainer.at(0)
+            until(lambda: alone.status()["at_risk"]["grows"])
+
+
 def test_what_is_at_risk_stands_still_when_the_trainer_has_ended(tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", {"CKPT_STORE": f"file://{tmp_path / 'store'}"}) as alone:
         alone.ready()

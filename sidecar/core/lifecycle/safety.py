@@ -229,6 +229,8 @@ def _calm(facts: Facts) -> tuple[Level, str]:
         return Level.UNKNOWN, "A checkpoint is being fetched to resume from"
     if facts.phase is Phase.STARTING:
         return Level.UNKNOWN, "The sidecar is starting"
+    if not facts.has_begun:
+        return Level.UNKNOWN, "Training has not begun"
     if not facts.trains:
         what = (
             "everything finished is durable" if not facts.pending else f"{_checkpoints(facts.pending)} on the way to the store"
@@ -237,8 +239,6 @@ def _calm(facts: Facts) -> tuple[Level, str]:
     if not facts.sees_trainer:
         what = "nothing of this pod is durable yet" if facts.durable_step is None else f"step {facts.durable_step} is durable"
         return Level.UNKNOWN, f"No hook is seen, so nothing is saved at SIGTERM; {what}"
-    if not facts.has_begun:
-        return Level.UNKNOWN, "Training has not begun"
     if facts.fits_grace is None:
         return Level.UNKNOWN, f"Not known yet: {_not_measured(facts)}"
     if facts.durable_step is None and facts.pending:

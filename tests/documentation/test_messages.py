@@ -1,4 +1,4 @@
-"""Messages of the programs: whoever reads one in a pod has no copy of the repository."""
+"""Messages of the programs name no path of the repository: a pod has no copy of it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ REFUSED, AWAY = AccessRefused("checkpoint-1/model: refused"), StoreUnavailable("
 
 
 class World:
-    """A clock, and what was told at which second."""
+    """A fake clock, and a record of the events that ``Health`` reports."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

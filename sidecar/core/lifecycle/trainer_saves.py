@@ -24,7 +24,7 @@ class News(StrEnum):
 
 
 def news(before: Told | None, now: Told) -> News | None:
-    """Return what the log does not say yet; ``None``: nothing. ``before``: what was told last; ``None``: nothing yet.
+    """Return the event to log as the trainer's report changes from ``before`` (``None``: the first one); ``None``: none.
 
     A trainer that starts anew has not saved yet: that it reports no failure says nothing.
     """

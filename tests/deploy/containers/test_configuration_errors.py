@@ -14,7 +14,7 @@ from tests.process.daemon.misconfigured import CASES, Case, Settings, is_one_sen
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 OWNER = ["--user=0:0", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp"]
-"""Whoever owns the folders of a test, without the rights of root."""
+"""Options of a container that owns the folders of a test (user 0) and has no capability."""
 
 
 def ended(image: str, folder: Path, settings: Settings) -> tuple[int, str, str]:
